@@ -1,1 +1,1 @@
-"""Puts routers and worker groups together on Ray: configuration, Serve application, CLI."""
+"""Assembles gateways and worker groups on Ray: configuration, Serve application, CLI."""

@@ -1,6 +1,6 @@
 """The Serve application: one deployment of gateways and, per model, one of WorkerGroups.
 
-`rayfleet serve` runs it; Serve configs name it as `import_path: cluster.app:build_app`.
+`rayfleet serve` runs it; Serve configs refer to it as `import_path: cluster.app:build_app`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 UNLIMITED = 10**6
-"""Serve's limit of ongoing requests per replica. Each attach stream counts as one request until it
-ends, and gateways do the admission control."""
+"""Serve's limit on ongoing requests per replica. Each attach stream counts as one request until it
+ends, and gateways perform admission control."""
 STRATEGIES: Final = {"node": "STRICT_PACK", "pack": "PACK", "spread": "SPREAD"}
-"""Ray's placement group strategies by --tensor-parallel-placement."""
+"""Ray's placement group strategy for each value of --tensor-parallel-placement."""
 KNOW_WORKERS_S = 2.0
-"""Maximum seconds that a new gateway waits for workers: enough to attach to running ones, and short
-while they are still loading."""
+"""Maximum time, in seconds, that a new gateway waits for workers: long enough to attach to running
+ones, but short in case all are still loading."""
 KEPT_BYTES = 4 * 2**20
 """Bytes of freed memory that each thread of a gateway keeps; larger request bodies are rare."""
 QUIET = {"enable_access_log": False}
@@ -153,7 +153,7 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     Serve's `http_options` set the address, so any `Host` is allowed unless `allowed_hosts` is set.
 
     Raises:
-        ValueError: an unknown key, or a value of the wrong kind.
+        ValueError: a key is unknown, or a value has the wrong type.
     """
     config = serve_config_from_mapping({"startup_retry_s": math.inf, "host": "0.0.0.0", **args})
     if config.endpoint.ssl_certfile:
@@ -231,7 +231,7 @@ def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> Eng
 def _surge_percent(engine: EngineConfig, num_workers: int) -> int:
     """Percentage of extra workers during a rolling update: one worker on CPU, none on GPUs.
 
-    GPUs are rarely spare, and an update that waits for free ones would never finish.
+    Spare GPUs are rare, and an update that waits for them might never finish.
     """
     return 0 if engine.device == "cuda" else max(100 // num_workers, 1)
 

@@ -25,7 +25,7 @@ reported within three seconds. HF_HUB_ETAG_TIMEOUT, huggingface_hub's variable f
 overrides it."""
 PIN_TIMEOUT_S = 20
 """Timeout in seconds for resolving a model's revisions to commits, less than huggingface_hub's
-timeouts and retries. After it gateways and workers resolve branches themselves."""
+timeouts and retries. After this time, gateways and workers resolve branches themselves."""
 _QUESTION = "What is 12 + 30?"
 HTTP_TOO_MANY_REQUESTS = 429
 HTTP_SERVER_ERROR = 500
@@ -75,7 +75,7 @@ def check_model(engine: EngineConfig) -> None:
     """Checks that a model and its draft model exist, and that their config.json is supported with
     this configuration.
 
-    Failures of the Hub raise nothing, since workers retry.
+    Hub failures raise no error, since workers retry.
 
     Raises:
         ValueError: a model is missing or not supported; the message includes the remedy.
@@ -114,7 +114,7 @@ def example_request(engine: EngineConfig) -> Example:
 def require_model(model: str, revision: str = "", *, weights: bool = True) -> None:
     """Checks that `model` is a checkpoint's folder or a model on the Hub.
 
-    Failures of the Hub (429, 5xx) raise nothing, since workers retry.
+    Hub failures (429, 5xx) raise no error, since workers retry.
 
     Args:
         model: folder, or Hub repository as ORGANIZATION/NAME.
@@ -122,7 +122,7 @@ def require_model(model: str, revision: str = "", *, weights: bool = True) -> No
         weights: whether a folder must contain weights.
 
     Raises:
-        ValueError: it is neither; the first line of the message is the problem, the second the
+        ValueError: `model` is neither; the first line of the message is the problem, the second the
             remedy.
     """
     folder = Path(model).expanduser()
@@ -224,7 +224,7 @@ def _raise_for_status(repository: str, hub: str, status: int) -> None:
 
 
 def find_hub_problem() -> tuple[str, str | None]:
-    """URL of the Hub, and the reason why it is not reachable; None if it is."""
+    """URL of the Hub, and the reason why the Hub is not reachable, or None if it is."""
     from huggingface_hub import constants, get_session, is_offline_mode
 
     if is_offline_mode():

@@ -55,7 +55,7 @@ REMOVED = dict.fromkeys(
     "prefill_max_ms": "replaced by default_tpot_ms, the time per token that prefills leave to "
     "decodes",
 }
-"""Reasons for removed options, by the option's name."""
+"""Reasons why options were removed, by the option's name."""
 _SEVERAL_WORKERS = "use --num-workers: each worker is a full copy of the model"
 _PARSER_IS_FOUND = (
     "always enabled: the format is detected from the chat template, see --tool-call-parser"
@@ -195,13 +195,12 @@ class EndpointConfig:
     """Also export the metrics of the Gateway API's model server protocol (running and waiting
     requests, usage and configuration of the KV cache) under their `vllm:` names."""
     otlp_traces_endpoint: str = ""
-    """URL to which OpenTelemetry traces are sent by OTLP over HTTP; requires the extra
-    `tracing`."""
+    """URL to which OpenTelemetry traces are sent over OTLP/HTTP; requires the `tracing` extra."""
     startup_retry_s: float = 0.0
     """Seconds during which gateways and workers retry a failed start if the failure may be
-    temporary: a model folder that is not mounted yet, an unavailable Hub, a failed rank. 0 disables
-    retries; inf retries indefinitely and is the default in Ray Serve configs, which do not restart
-    a failed deployment."""
+    temporary: a model folder that is not mounted yet, an unavailable Hub, or a failed rank. 0
+    disables retries; inf retries indefinitely and is the default in Ray Serve configs, which do not
+    restart a failed deployment."""
     access: AccessConfig = field(default_factory=AccessConfig, metadata=group("access"))
     """Keys, accepted hosts and origins, and the audit log."""
     tenants: TenantConfig = field(default_factory=TenantConfig, metadata=group("tenants"))
@@ -308,7 +307,7 @@ def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:
             tensor_parallel_size: 2
 
     Raises:
-        ValueError: an unknown key, or a value of the wrong type; the message names it.
+        ValueError: a key is unknown, or a value has the wrong type; the message names it.
     """
     settings = dict(settings)
     models = settings.pop("models", None)
@@ -320,7 +319,7 @@ def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:
 
 
 def _with_keys_of(environment: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with the environment's API keys, and its admin key unless there is one.
+    """`settings` with the environment's API keys and, unless an admin key is set, its admin key.
 
     Raises:
         ValueError: the variable for API keys is set but empty, which would disable authentication.
@@ -340,7 +339,8 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], context: s
     """An instance of the dataclass `cls` with options from `settings`.
 
     Raises:
-        ValueError: an unknown key or a value of the wrong type; the message names it and `context`.
+        ValueError: a key is unknown, or a value has the wrong type; the message names it and
+            `context`.
     """
     kind: type = cls
     known = options_of(kind)

@@ -25,7 +25,7 @@ class ReadableHeaders:
     """ASGI middleware that drops request headers that are not UTF-8, and duplicate X-Request-ID
     headers of responses.
 
-    Serve decodes several headers before routing, and fails with a 500 if they are not UTF-8. A
+    Serve decodes several headers before routing, and fails with status 500 if they are not UTF-8. A
     request ID is also echoed and logged: it is replaced unless it is printable and short. Serve
     adds an ID to responses that already have one: the first is kept, since the body contains it.
     """

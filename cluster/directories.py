@@ -26,7 +26,7 @@ _LOCK = "owner.lock"
 def private_directory(parent: Path = _PARENT) -> Path:
     """Creates a directory of mode 0700, locked until this process ends; removes stale ones.
 
-    Its path is short, since paths of Unix sockets are limited to 107 bytes.
+    The path is short, since paths of Unix sockets are limited to 107 bytes.
     """
     remove_stale_directories(parent)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -42,14 +42,14 @@ def private_directory(parent: Path = _PARENT) -> Path:
 def ray_directory(directory: Path) -> Path:
     """Folder for sockets, logs and spilled objects of a local Ray cluster.
 
-    Ray makes this folder, by default /tmp/ray, writable for everyone, so that other users of the
+    Ray makes this folder, by default /tmp/ray, writable by everyone, so that other users of the
     machine could replace sockets. They cannot access it within the private `directory`.
     """
     return directory / "ray"
 
 
 def remove_private_directory(directory: Path, *, keep_logs: bool = False) -> None:
-    """Removes a private directory; with `keep_logs`, for failed starts, all but Ray's logs."""
+    """Removes a private directory; `keep_logs`, for failed starts, keeps Ray's logs."""
     kept = []
     if keep_logs:
         kept = list(ray_directory(directory).glob("session_[0-9]*/logs"))

@@ -1,9 +1,10 @@
 """Drains this machine's Ray node before it stops: `python -m cluster.drain --deadline SECONDS`.
 
-The node is reported to Ray as preempted. Serve then starts a replacement of each of its replicas on
-another node, routes no more requests to the replica, and lets it finish the running ones. The
-command returns when no replica is left on this node, the deadline has passed, or Ray cannot be
-reached; the caller stops the node afterwards. The Helm chart runs it before a pod is stopped.
+The node is reported to Ray as preempted. Serve then starts a replacement for each of its replicas
+on another node, routes no more requests to the replica, and waits until it has finished the running
+ones. The command returns when no replica is left on this node, the deadline has passed, or Ray
+cannot be reached; the caller stops the node afterwards. The Helm chart runs it before a pod is
+stopped.
 
 Replicas are found among this machine's processes rather than through Ray, whose control plane may
 stop meanwhile.
@@ -37,7 +38,7 @@ class Raylet(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 1 if replicas are left at the deadline, else 0."""
+    """Runs the command; returns 1 if replicas are left at the deadline, otherwise 0."""
     # Not CommandParser: its imports would take half a second of the pod's time to drain.
     parser = argparse.ArgumentParser(
         prog="python -m cluster.drain", description=__doc__, allow_abbrev=False
@@ -66,8 +67,8 @@ def find_raylets(processes: ListProcesses = psutil.process_iter) -> Iterator[Ray
 
 
 def announce(raylet: Raylet, deadline_s: int) -> bool:
-    """Reports to Ray that the node stops in `deadline_s` seconds; False if Ray cannot be
-    reached."""
+    """Reports to Ray that the node will stop in `deadline_s` seconds; returns False if Ray cannot
+    be reached."""
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
         *("--address", raylet.gcs_address, "--node-id", raylet.node_id),
@@ -89,7 +90,7 @@ def wait_for_replicas(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Waits until all Serve replicas of a node have ended; False if some are left after
+    """Waits until all Serve replicas of a node have ended; returns False if some are left after
     `deadline_s`."""
     end = clock() + deadline_s
     while count_replicas(raylet_pid, processes):

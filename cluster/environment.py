@@ -30,10 +30,11 @@ from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
 from cluster.ports import PORTS_PER_FLEET, PortRange, free_ports
 
 LONGEST_STREAM_S = 3600
-"""Maximum seconds of a response; a replaced HAProxy process runs as long, for its streams."""
+"""Maximum duration of a response in seconds, and the maximum time that a replaced HAProxy process
+keeps running to finish its streams."""
 CLIENT_TIMEOUT_S = 60
-"""Seconds after which HAProxy disconnects a client that sends no more of a body, or reads nothing
-of a response. A gateway, in contrast, may be silent for LONGEST_STREAM_S."""
+"""Seconds after which HAProxy disconnects a client that stops sending a body or reading a response.
+A gateway, in contrast, may be silent for LONGEST_STREAM_S."""
 
 START_HAPROXY = (
     "import sys; sys.path.append(sys.argv.pop(1)); from cluster.haproxy import main; main()"
@@ -54,18 +55,18 @@ class Environment:
     """Files and ports of a fleet, set up by `prepare()` and released by `close()`."""
 
     directory: Path
-    """Private directory (mode 0700, short path) of HAProxy's configuration and sockets, the Ray
+    """Private directory (mode 0700, short path) for HAProxy's configuration and sockets, the Ray
     token and Ray's files."""
     haproxy: bool
     """Whether HAProxy receives the requests; otherwise Ray Serve's Python proxy does."""
     serve_host: str
-    """Host for Serve's HTTP options. With HAProxy it is loopback, and only HAProxy's configuration
+    """Host for Serve's HTTP options. With HAProxy, it is loopback, and only HAProxy's configuration
     has the endpoint's own host."""
     gateway_ports: PortRange | None
     """Ports of this fleet's gateways if HAProxy is used; otherwise None."""
 
     def close(self, *, keep_logs: bool = False) -> None:
-        """Removes the directory, with `keep_logs` all but Ray's logs, and releases the ports."""
+        """Removes the directory (with `keep_logs`, all but Ray's logs), and releases the ports."""
         if self.gateway_ports is not None:
             self.gateway_ports.close()
         remove_private_directory(self.directory, keep_logs=keep_logs)
@@ -76,8 +77,8 @@ def prepare(
 ) -> Environment:
     """Sets this process's environment for a cluster that serves on `host`:`port`.
 
-    Variables that are already set keep their values. The exceptions: Ray's token authentication
-    must not be disabled, and a local cluster ignores Serve's variables for HAProxy.
+    Variables that are already set keep their values, with two exceptions: Ray's token
+    authentication must not be disabled, and a local cluster ignores Serve's variables for HAProxy.
 
     Args:
         host: address that the endpoint listens on.
@@ -89,7 +90,7 @@ def prepare(
     Raises:
         ValueError: RAY_AUTH_MODE is set to something other than "token", or an address in
             TRUSTED_PROXIES_VARIABLE is malformed.
-        RuntimeError: Ray Serve was imported before; its settings cannot be changed anymore.
+        RuntimeError: Ray Serve is already imported, so its settings can no longer be changed.
     """
     if "ray.serve" in sys.modules:
         raise RuntimeError("the environment must be prepared before ray.serve is imported")
@@ -155,7 +156,7 @@ def node_settings() -> dict[str, str]:
 
 
 def local_ray_settings() -> dict[str, str]:
-    """Further settings of Ray for a cluster of this machine only."""
+    """Further settings of Ray, for a cluster on this machine only."""
     return {
         # With 0 Ray listens on 127.0.0.1 on every system, with 1 on the machine's own address.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -253,8 +254,9 @@ def haproxy_settings(
     metrics and fallback, and the PORTS_PER_FLEET ports starting with `first_gateway_port` for
     gateways.
 
-    Serve starts a wrapper (`cluster.haproxy`) in place of the binary. It binds the ports of
-    statistics and metrics, which Serve's template opens to all, to loopback, and `port` to `host`.
+    Serve starts a wrapper (`cluster.haproxy`) in place of the binary. The wrapper binds `port` to
+    `host`, and binds the ports of statistics and metrics, which Serve's template opens on all
+    interfaces, to loopback only.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     wrapper = directory / "haproxy"

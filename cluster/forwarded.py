@@ -1,9 +1,9 @@
 """Client addresses behind HAProxy: gateways use X-Forwarded-For only if its sender is trusted.
 
 HAProxy and a gateway may be on different nodes, so a gateway cannot recognize HAProxy by its
-address. HAProxy sends a secret of the fleet in PROOF_HEADER instead, which every node derives from
-Ray's authentication token. Imports only the standard library, since HAProxy's wrapper imports this
-module.
+address. Instead, HAProxy sends the fleet's secret, which every node derives from Ray's
+authentication token, in PROOF_HEADER. Imports only the standard library, since HAProxy's wrapper
+imports this module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECRET_VARIABLE = "RAYFLEET_PROXY_SECRET"
 """Environment variable of the HAProxy process with the secret, so that it is not in any file."""
 TRUSTED_PROXIES_VARIABLE = "RAYFLEET_HAPROXY_TRUSTED_PROXIES"
 """Environment variable with the addresses and networks, separated by commas, of reverse proxies
-whose X-Forwarded-For is kept. From other senders it is replaced by the sender's address."""
+whose X-Forwarded-For is kept. From other senders, it is replaced by the sender's address."""
 FORWARDED_FOR = "x-forwarded-for"
 
 _PURPOSE = b"rayfleet: HAProxy to gateways"
@@ -73,7 +73,8 @@ class ForwardedClient:
     Args:
         app: the wrapped application.
         secret: secret of the fleet; empty if there is none. None derives it from Ray's token.
-        trusted: networks of proxies in front; None reads TRUSTED_PROXIES_VARIABLE.
+        trusted: networks of reverse proxies in front of HAProxy; None reads
+            TRUSTED_PROXIES_VARIABLE.
 
     Raises:
         ValueError: TRUSTED_PROXIES_VARIABLE is malformed.
@@ -111,8 +112,8 @@ class ForwardedClient:
         return is_one and hmac.compare_digest(proofs[0], self._secret)
 
     def _first_untrusted(self, hops: list[str], peer: str) -> str:
-        """The last address that is not a trusted proxy's. An entry that is not an address ends
-        the search, since no trusted proxy has added it."""
+        """The last address that is not that of a trusted proxy. An entry that is not an address
+        ends the search, since no trusted proxy has added it."""
         client = peer
         for hop in reversed(hops):
             address = _address(hop)

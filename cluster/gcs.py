@@ -1,8 +1,8 @@
 """Supervisor of Ray's GCS, the control service of a cluster: restarts it if it exits.
 
-Without the GCS all of Ray's processes exit after 60 s. Ray does not restart it: on Kubernetes the
-head pod is restarted, on a single machine this supervisor restarts the GCS. Its state is in
-RocksDB.
+Without the GCS, all of Ray's processes exit after 60 s, and Ray does not restart it. On Kubernetes,
+the head pod is restarted; on a single machine, this supervisor restarts the GCS. The GCS keeps its
+state in RocksDB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cluster.haproxy_guard import die_with_parent
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Interval in seconds of checks whether the GCS has exited."""
+"""Interval in seconds between checks that the GCS is running."""
 PAUSE_S = 1.0
 """Delay in seconds before restarting a GCS that exited soon after its start."""
 _PORT = "--gcs_server_port="
@@ -33,7 +33,7 @@ def can_restart_gcs() -> bool:
 
 
 def gcs_settings(directory: Path) -> dict[str, str]:
-    """Ray settings with which a restarted GCS keeps its state.
+    """Settings of Ray that make the GCS keep its state across restarts.
 
     Args:
         directory: the fleet's private directory.

@@ -14,24 +14,25 @@ it unnecessary. No upstream issue is known unless one is cited.
    to every user of the machine. They are bound to loopback, and only the socket's owner can access
    it. Needed until Serve has options for these addresses and for the socket's mode.
 2. `make_repeatable`: a gateway that exits closes its idle connections while HAProxy may be sending
-   a request on one. HAProxy retries such a request only if it has all of it, and only a limited
-   number of times; otherwise it closes the client's connection without a response (as designed,
-   https://github.com/haproxy/haproxy/issues/1423). So it waits for bodies, and keeps few idle
-   connections. Needed until Serve has options for both.
-3. `limit_connections`: HAProxy waits for an incomplete request as long as for a stream, and admits
-   few clients. A client has REQUEST_TIMEOUT_S to send a request, and the number of clients is only
-   limited by file descriptors. Idle connections could use up all of these: above IDLE_SHARE, each
-   response closes its connection; above RESERVE_SHARE, only health checks are served. While
-   SCARCE_SHARE of the connections are in use, another machine may have at most SOURCE_SHARE of
-   them. The last ones are reserved for this machine's own probes. Needed for as long as HAProxy
-   cannot adapt `timeout http-keep-alive` to the number of connections. Serve fails on a request id
-   that is not UTF-8: that header is removed, until Serve decodes headers without raising.
+   a request on one. HAProxy retries such a request only if it has received the whole request, and
+   only a limited number of times; otherwise it closes the client's connection without a response
+   (as designed, https://github.com/haproxy/haproxy/issues/1423). With this correction, it waits for
+   bodies and keeps few idle connections. Needed until Serve has options for both.
+3. `limit_connections`: with Serve's configuration, HAProxy waits for an incomplete request as long
+   as for a stream, and admits few clients. With this correction, a client has REQUEST_TIMEOUT_S to
+   send a request, and the number of clients is only limited by file descriptors. Since idle
+   connections could use up all of these, each response closes its connection above IDLE_SHARE, and
+   only health checks are served above RESERVE_SHARE. While SCARCE_SHARE of the connections are in
+   use, another machine may have at most SOURCE_SHARE of them. The last ones are reserved for this
+   machine's own probes. Needed until HAProxy can adapt `timeout http-keep-alive` to the number of
+   connections. Request IDs that are not UTF-8 are also removed, since Serve fails on them. Needed
+   until Serve decodes headers without raising.
 4. `name_clients`: sends the client's address to gateways, with a proof that HAProxy sent it
    (`cluster.forwarded`). Needed until Serve has HAProxy set X-Forwarded-For, and replicas trust it.
-5. `serve_tls`: TLS if a certificate is named (CERTIFICATE_VARIABLE). Needed until Serve passes the
-   `ssl_*` fields of its HTTP options to HAProxy.
-6. `explain_errors`: in Serve's configuration HAProxy returns 500 in plain text while no gateway is
-   available. Its errors get OpenAI's format, the right status, and headers for retries. Needed
+5. `serve_tls`: enables TLS if CERTIFICATE_VARIABLE names a certificate. Needed until Serve passes
+   the `ssl_*` fields of its HTTP options to HAProxy.
+6. `explain_errors`: with Serve's configuration, HAProxy returns 500 in plain text while no gateway
+   is available. Its errors get OpenAI's format, the right status, and headers for retries. Needed
    until Serve has an option for error responses.
 
 `cluster.haproxy_guard` keeps HAProxy running until its fleet stops. All corrections are idempotent.
@@ -61,34 +62,35 @@ from cluster.haproxy_parent import Parent
 BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 """Serve's environment variable with the path of the program that it starts as HAProxy."""
 IDLE_CONNECTIONS = 8
-"""Maximum idle connections per gateway. A request may encounter each of them closed, and is
-retried as often."""
+"""Maximum number of idle connections per gateway. A request may find every one of them closed, so
+HAProxy retries it more often than this."""
 REQUEST_TIMEOUT_S = 10
-"""Seconds for a request's head, and again for its body up to the size of HAProxy's buffer: 64 KiB
-need 6.4 KB/s. `timeout client` applies to the rest of a larger body."""
+"""Seconds within which a request's headers must arrive, and as long again for its body, up to the
+size of HAProxy's buffer: 64 KiB need 6.4 KB/s. `timeout client` applies to the rest of a larger
+body."""
 REQUEST_TIMEOUT_VARIABLE = "RAYFLEET_HAPROXY_REQUEST_TIMEOUT_S"
 """Environment variable that overrides REQUEST_TIMEOUT_S."""
 PER_SOURCE_VARIABLE = "RAYFLEET_HAPROXY_MAX_CONNECTIONS_PER_SOURCE"
-"""Environment variable with the maximum connections per IP address; 0, the default, for no limit:
-behind an ingress, a load balancer or port forwarding, all clients share one address."""
+"""Environment variable with the maximum number of connections per IP address; 0, the default, for
+no limit: behind an ingress, a load balancer or port forwarding, all clients share one address."""
 CERTIFICATE_VARIABLE = "RAYFLEET_HAPROXY_SSL_CERTIFICATE"
 """Environment variable with the path of a PEM file that holds the certificate chain and its key.
-Clients then connect by TLS; unset for plain HTTP."""
+Clients then connect over TLS; if unset, over plain HTTP."""
 MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
-"""Serve's environment variable with the maximum connections; if set, it overrides
+"""Serve's environment variable with the maximum number of connections; if set, it overrides
 MAX_CONNECTIONS."""
 MAX_CONNECTIONS = 16_384
-"""Default maximum of client connections. A request that is still arriving takes up to a buffer:
-with 64 KiB, at most 1 GiB for REQUEST_TIMEOUT_S."""
+"""Default maximum number of client connections. A request that is still arriving takes up to one
+buffer: with 64 KiB each, all of them take at most 1 GiB, for REQUEST_TIMEOUT_S."""
 IDLE_SHARE = 0.5
 """Fraction of all connections above which responses close their connection, so that the rest is
 available for requests."""
 SOURCE_SHARE = 0.5
-"""Fraction of all connections that one other machine (IPv6: network of 64 bits) may have once
+"""Fraction of all connections that one other machine (for IPv6, one /64 network) may have once
 SCARCE_SHARE of them are in use."""
 SCARCE_SHARE = 0.75
 RESERVE_SHARE = 0.9
-"""Fraction of all connections above which only health checks are served; others get a 503."""
+"""Fraction of all connections above which only health checks are served; others get HTTP 503."""
 LOCAL_SHARE = 0.95
 """Fraction of all connections above which only this machine may connect."""
 PROBES = "/-/healthz /health /ready /ping"
@@ -126,7 +128,7 @@ RETRY_AFTER_S = 1
 
 
 def main() -> None:
-    """Corrects the configuration file of `-f`, then runs the binary (first form)."""
+    """Corrects the configuration file named by `-f`, then runs the binary (first form)."""
     binary, host, port, *arguments = sys.argv[1:]
     _run(binary, arguments, host, int(port))
 
@@ -155,7 +157,7 @@ def bundled_binary() -> str:
 
 
 def correct(configuration: str, host: str | None = None, port: int | None = None) -> str:
-    """The configuration with all corrections, by the environment and the file descriptor limit."""
+    """The configuration with all corrections, given the environment and file descriptor limit."""
     _, num_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     if num_descriptors == resource.RLIM_INFINITY:
         num_descriptors = 3 * MAX_CONNECTIONS + OTHER_DESCRIPTORS
@@ -236,8 +238,8 @@ def limit_connections(
     Args:
         configuration: text of Serve's configuration.
         timeout_s: seconds for a request to arrive.
-        max_per_source: maximum connections per IP address; 0 for no limit.
-        maxconn: maximum connections in total; None keeps Serve's.
+        max_per_source: maximum number of connections per IP address; 0 for no limit.
+        maxconn: maximum number of connections in total; None keeps Serve's.
     """
     if maxconn is not None:
         configuration = re.sub(r"(?m)^(\s+maxconn )\d+", rf"\g<1>{maxconn}", configuration, count=1)
@@ -262,7 +264,7 @@ def name_clients(configuration: str, trusted: Sequence[str], *, is_proven: bool)
 
     Args:
         configuration: text of Serve's configuration.
-        trusted: networks of proxies in front whose X-Forwarded-For is kept.
+        trusted: networks of reverse proxies in front of HAProxy whose X-Forwarded-For is kept.
         is_proven: whether SECRET_VARIABLE contains a secret; HAProxy itself reads it.
     """
     is_kept = f" unless {{ src {' '.join(trusted)} }} {{ req.hdr({FORWARDED_FOR}) -m found }}"
@@ -322,11 +324,11 @@ def _answer(status: int, kind: str, code: str | int, message: str) -> str:
 
 
 def max_connections(num_descriptors: int) -> int:
-    """Maximum client connections for this number of file descriptors; HAProxy does not start with
-    more.
+    """Maximum number of client connections for this number of file descriptors; HAProxy does not
+    start with more.
 
-    HAProxy counts two descriptors per client (client and gateway), and a pipe of two for every
-    fourth client.
+    HAProxy counts two descriptors per client (one each for the client and the gateway), and a pipe
+    of two for every fourth client.
     """
     reserved = min(OTHER_DESCRIPTORS, num_descriptors // 8)
     return min(MAX_CONNECTIONS, (num_descriptors - reserved) * 2 // 5)

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 ANSWER_TIMEOUT_S = 5.0
-"""Timeout in seconds for a response of HAProxy, and for a command of a client of the guard."""
+"""Timeout in seconds for a response from HAProxy, and for a command from a client of the guard."""
 INFO, ADOPT = b"show info", b"adopt"
 """Commands: one of HAProxy's, and one with which a guard adopts another one; the adopted guard
 exits when that connection is closed."""

@@ -4,8 +4,8 @@ Serve's HAProxy manager starts one guard for its first configuration, and one fo
 configuration, which takes over from the previous guard. A guard supervises one HAProxy, with the
 configuration that it was started with. `cluster.haproxy_parent` is its parent, which restarts it:
 
-- If HAProxy exits unexpectedly, it is restarted immediately; if it keeps failing, after pauses that
-  double.
+- If HAProxy exits unexpectedly, it is restarted immediately. If it keeps failing, it is restarted
+  after delays that double.
 - If HAProxy hangs (no response on its socket within HUNG_S), it is killed and restarted.
 - The node's replicas are watched as well (`cluster.stopped_replicas`).
 - If Serve's manager is killed, HAProxy keeps serving with its last configuration. The next manager
@@ -13,18 +13,18 @@ configuration that it was started with. `cluster.haproxy_parent` is its parent, 
   guard and responds in its place until the manager has a configuration with routes.
 - When the Ray node's raylet exits, guard and HAProxy exit. If the guard finds no raylet, they exit
   with the guard's parent, which exits with Serve's manager.
-- Serve stops HAProxy by SIGKILL to the guard's parent, and then stops the manager. If the manager
-  still runs after STOP_S, the signal was not Serve's: HAProxy keeps running. The manager can no
-  longer reload it, as the process that it started has ended; the guard kills the manager, Serve
-  starts another one, whose guard adopts this one.
+- Serve stops HAProxy by sending SIGKILL to the guard's parent, and then stops the manager. If the
+  manager still runs after STOP_S, the signal was not Serve's, and HAProxy keeps running. The
+  manager can no longer reload HAProxy, as the process that it started has ended. The guard
+  therefore kills the manager; Serve starts another one, whose guard adopts this one.
 
 Serve treats the parent as HAProxy: it expects the parent's process id in responses of the admin
 socket and sends signals to the parent, which forwards them. So the guard listens on the admin
 socket, forwards commands to HAProxy's own socket, and replaces the process id in the responses.
 
-Files next to the admin socket: PID.cfg is the configuration of guard PID, PID.sock its HAProxy's
-socket; both are links if it has adopted another guard. Links to both are named after its parent's
-id.
+Files next to the admin socket: PID.cfg is the configuration of guard PID, and PID.sock is the
+socket of its HAProxy. Both are links if the guard has adopted another guard. Links to both are
+named after the process id of the guard's parent.
 
 Not reported upstream. Needed until Serve itself restarts a HAProxy that exits or hangs, and a new
 manager takes over the HAProxy of the previous one. Imports only the standard library.
@@ -53,26 +53,27 @@ RAYLET_VARIABLE = "RAY_RAYLET_PID"
 """Ray's environment variable with the raylet's process id, set for all processes of the node."""
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
-"""Seconds between two checks whether a new HAProxy responds."""
+"""Seconds between checks of whether a new HAProxy responds."""
 CHECK_PERIOD_S = 1.0
 """Seconds between two checks of HAProxy and of replicas. A check takes about 0.5 ms of CPU time."""
 HUNG_S = 3.0
 """Seconds without a response after which HAProxy is killed. It responds within milliseconds, and
 within 0.1 s on a machine with ten times as many busy threads as cores."""
 START_S = 10.0
-"""Like HUNG_S, until HAProxy listens on its socket, since it starts slowly on a busy
-machine."""
+"""Seconds without a response after which a HAProxy that does not listen on its socket yet is
+killed; longer than HUNG_S, since it starts slowly on a busy machine."""
 FIRST_TRIES = 3
-"""Attempts to start a HAProxy that takes over, as the previous one may be starting or ending."""
+"""Maximum number of attempts to start a HAProxy that takes over from another one, which may still
+be starting or exiting."""
 LONG_RUN_S = 1.0
 """Minimum uptime in seconds for an exit not to count as a failed start; HAProxy is then restarted
 after the shortest delay, as after a kill."""
 STOP_S = 1.0
-"""Seconds within which Serve's manager exits if Serve has stopped HAProxy. It takes
-milliseconds: the controller kills the manager as soon as the manager has killed HAProxy."""
+"""Seconds within which Serve's manager exits if Serve has stopped HAProxy. This takes milliseconds:
+the controller kills the manager as soon as the manager has killed HAProxy."""
 ADOPTION_S = 120.0
 """Seconds after which a guard exits if it has killed its manager and was not adopted: Serve no
-longer runs HAProxy on this node. A manager starts within 10 s, on a busy machine within 60 s."""
+longer runs HAProxy on this node. A manager starts within 10 s (60 s on a busy machine)."""
 SHORTEST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 10.0
 STOPPING = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
@@ -80,8 +81,8 @@ STOPPING = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 LINKED = ("sock", "cfg")
 """Suffixes of files that also have a link named after the parent's process id."""
 SUFFIXES = (*LINKED, "tmp")
-"""Suffixes of files that are named by a guard's process id; the last is renamed to the admin socket
-once it listens."""
+"""Suffixes of files that are named after a guard's process id; the last is renamed to the admin
+socket once it listens."""
 ADMIN_SOCKET = re.compile(r"(?m)^(\s*stats socket )(\S+)")
 
 
@@ -102,7 +103,8 @@ def die_with_parent() -> None:
 
 
 class Guard:
-    """Supervisor of one HAProxy, its own child or that of a guard that it has adopted.
+    """Supervisor of one HAProxy process: its own child, or the child of a guard that it has
+    adopted.
 
     Args:
         binary: path of the HAProxy binary.
@@ -127,7 +129,7 @@ class Guard:
         assert found is not None
         self._pid = os.getpid()
         self._known_pid = parent
-        """Process id used by Serve and other guards: the parent's, until that is killed."""
+        """Process id used by Serve and other guards: the parent's, until the parent is killed."""
         self._manager = manager
         self._manager_pidfd: int | None = None
         self._manager_ended_at = -math.inf
@@ -159,7 +161,7 @@ class Guard:
         self._replicas = StoppedReplicas(raylet_id())
         self._unanswered_since: float | None = None
         self._has_started = False
-        """Whether this HAProxy listens on its socket."""
+        """Whether this HAProxy has started to listen on its socket."""
 
     def run(self) -> int:
         """Runs HAProxy until it has exited and is not restarted; returns the exit status."""
@@ -214,8 +216,8 @@ class Guard:
 
     @property
     def _is_checked(self) -> bool:
-        """Whether HAProxy runs and should respond; it closes its socket while it finishes its
-        streams."""
+        """Whether HAProxy is running and should respond. While it finishes its streams, its socket
+        is closed."""
         return bool(self._child) and not self._is_new and not self._is_stopping
 
     def _check(self) -> None:
@@ -524,7 +526,7 @@ def open_raylet() -> int | None:
     """pidfd of the node's raylet; None if it is unknown.
 
     Raises:
-        ProcessLookupError: it has ended.
+        ProcessLookupError: the raylet has ended.
     """
     raylet = raylet_id()
     try:

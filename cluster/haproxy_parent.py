@@ -6,8 +6,8 @@ parent (see `cluster.haproxy_guard`, also for the upstream change that makes bot
 
 - If the guard is killed, its HAProxy exits with it; both are restarted immediately, with the same
   configuration and without Serve.
-- If this process is killed, the guard keeps HAProxy running without an interruption, unless Serve
-  has stopped HAProxy.
+- If this process is killed, the guard keeps HAProxy running without interruption, unless Serve has
+  stopped HAProxy.
 
 Imports only the standard library.
 """

@@ -32,7 +32,7 @@ from cluster.tls import NODES_SERVE_TLS, Certificate, check_certificate
 
 APPLICATION = "rayfleet"
 RAY_IS_SLOW = "timed out during startup"
-"""Part of Ray's error message if its processes do not start in time."""
+"""Part of Ray's error message when its processes do not start in time."""
 MAX_START_ATTEMPTS = 3
 """Maximum number of attempts to start Ray. Later ones are faster: the first spends most of its time
 reading code into the page cache."""
@@ -49,7 +49,7 @@ class LocalFleet:
     Args:
         config: configuration of the fleet.
         address: address of a running Ray cluster to join; None starts a local one.
-        report: called with one line per phase of the start.
+        report: called with one line per startup phase.
         build: builds the Serve application, `build_application` by default; benchmarks replace the
             worker groups this way.
         haproxy: whether to use HAProxy; None to use it if installed.
@@ -85,7 +85,7 @@ class LocalFleet:
     @property
     def log_directory(self) -> str:
         """Folder with Ray's logs of all processes of this fleet. It is removed when the fleet
-        stops; after a failed start it is kept until another fleet starts."""
+        stops; after a failed start, it is kept until another fleet starts."""
         from ray._private.worker import _global_node
 
         return str(_global_node.get_logs_dir_path())
@@ -143,8 +143,8 @@ class LocalFleet:
             self._report(f"renewed TLS certificate not loaded, keeping the old one: {error}")
 
     def stop(self, *, keep_logs: bool = False) -> None:
-        """Stops the fleet, all processes of a local cluster, and removes its files except for Ray's
-        logs with `keep_logs`."""
+        """Stops the fleet and, for a local cluster, all of its processes, and removes the fleet's
+        files; `keep_logs` keeps Ray's logs."""
         import ray
 
         environment, self._environment = self._environment, None

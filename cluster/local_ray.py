@@ -18,13 +18,13 @@ from cluster.environment import (
 )
 
 OBJECT_STORE_BYTES = 128 * 2**20
-"""Size of Ray's object store, which stores code and arguments of actors, but no tensors."""
+"""Size of Ray's object store in bytes. It stores code and arguments of actors, but no tensors."""
 HEAD_RESOURCE = "node:__internal_head__"
 """Resource of the head node only, which Serve also uses to place its controller."""
 
 
 def init_local_ray(directory: Path, num_cpus: int | None = None) -> None:
-    """Starts Ray on loopback. The environment must be set before, as `local_ray` does.
+    """Starts Ray on loopback. The environment must already be set, as by `local_ray`.
 
     Args:
         directory: the fleet's private directory, which also contains Ray's files.
@@ -74,7 +74,7 @@ def node_addresses() -> set[str]:
 
 
 def proxy_warning(haproxy: bool, host: str, addresses: set[str]) -> str | None:
-    """A warning about the proxies of the connected cluster, or None.
+    """A warning about the proxies of the connected cluster; None if there is nothing to warn about.
 
     Args:
         haproxy: whether the proxies are HAProxy.

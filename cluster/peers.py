@@ -56,7 +56,7 @@ class RayPeers:
         return response
 
     async def stream(self, peer_id: str, request: bytes) -> AsyncIterator[bytes]:
-        """Sends a PeerRequest; yields the response. Raises ConnectionError if the call fails."""
+        """Sends a PeerRequest; yields response parts. Raises ConnectionError if the call fails."""
         name = peer_id.removeprefix(ID_PREFIX)
         with PinnedCall(self._replicas, name) as call:
             stream = call.track(
@@ -77,8 +77,8 @@ class RayPeers:
 def _create_pinned_router(**arguments: Any) -> Any:
     """Creates the router of a handle, with PinnedRouter in place of the deployment's router.
 
-    Serve rejects a router class in the configuration of a deployment behind HAProxy, which would
-    not use it, so it is only set for the handle.
+    Behind HAProxy, Serve rejects a router class in a deployment's configuration, since HAProxy
+    would not use it. The class is therefore only set for the handle.
     """
     router = create_router(**arguments, request_router_class=PinnedRouter)
     # HAZARD: the class in the deployment's configuration, which arrives later, replaces this one

@@ -14,8 +14,8 @@ from cluster import workers
 
 
 class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
-    """Router by the keyword argument `worker_id` or `peer_id` of each call; updates
-    `workers.WORKERS`."""
+    """Routes each call to the replica given by its keyword argument `worker_id` or `peer_id`;
+    updates `workers.WORKERS`."""
 
     async def choose_replicas(
         self,
@@ -38,7 +38,7 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         return [[r for r in candidate_replicas if r.replica_id.unique_id == replica_id]]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve with the running replicas, when they change."""
+        """Called by Serve with the running replicas when they change."""
         super().update_replicas(replicas)
         self._publish()
 

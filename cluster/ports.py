@@ -8,12 +8,13 @@ import socket
 import sys
 
 PORTS_PER_FLEET = 400
-"""Number of loopback ports per fleet, at which HAProxy connects to its gateways. Serve does not
+"""Number of loopback ports per fleet, on which HAProxy connects to its gateways. Serve does not
 reuse the port of an exited gateway for a while (RAY_SERVE_PORT_QUARANTINE_S)."""
 GATEWAY_PORTS = range(10_000, 24_000)
 SINGLE_PORTS = range(24_000, 30_000)
-"""Both ranges lie below Kubernetes' node ports (from 30,000) and Linux's ephemeral ports (from
-32,768), any of which another process may bind between the choice and the use of a port."""
+"""Ports for `free_ports`. This range and GATEWAY_PORTS lie below Kubernetes' node ports (from
+30,000) and Linux's ephemeral ports (from 32,768), any of which another process may bind between the
+choice and the use of a port."""
 
 
 def free_ports(count: int) -> tuple[int, ...]:
@@ -73,7 +74,7 @@ def _claim(port: int) -> socket.socket | None:
     """A socket that claims `port` while it is open; None if another process has claimed it.
 
     It is bound to a name in Linux's abstract socket namespace: visible within the network
-    namespace, as ports are, and released when the process exits for any reason. On other systems
+    namespace, as ports are, and released when the process exits for any reason. On other systems,
     nothing is claimed.
     """
     claim = socket.socket(socket.AF_UNIX)

@@ -8,10 +8,11 @@
         ),
     )
 
-It is in `cluster` because it subclasses a class of Ray, which gateways and policies do not import.
-rayfleet's deployments do not use it: their workers report cached blocks and load, while Serve only
-records which requests were sent to a replica and which have finished. The rest is assumed: replicas
-compute prompts at the given rate, and keep them in an LRU prefix cache of the given size.
+This module is in `cluster` because it subclasses a class of Ray, which gateways and policies do not
+import. rayfleet's deployments do not use it: their workers report cached blocks and load, while
+Serve only records which requests were sent to a replica and which have finished. The rest is
+assumed: replicas compute prompts at the given rate, and keep them in an LRU prefix cache of the
+given size.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ _STEP_S = 0.01
 
 
 class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
-    """Router that places each call by one of the gateway's policies, such as the adaptive one.
+    """Router that places each call according to one of the gateway's policies, such as the adaptive
+    one.
 
     The prompt is the attribute, key or keyword `prompt` or `messages` of the call, or its first
     argument if that is a string. Four bytes count as one token. A call without a prompt is placed
@@ -73,7 +75,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             settings: other options of RoutingConfig.
 
         Raises:
-            ValueError: an unknown policy, or a rate or size that is not positive.
+            ValueError: the policy is unknown, or a rate or size is not positive.
         """
         if prefill_tokens_per_s <= 0 or cache_tokens < _PAGE_SIZE:
             raise ValueError(
@@ -134,7 +136,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
     ) -> None:
         """Called by Serve when a replica has accepted a request.
 
-        HAZARD: a short request may have finished before, and must not count as running.
+        HAZARD: a short request may already have finished, and must then not count as running.
         """
         super().on_request_routed(pending_request, replica_id, result)
         request_id = pending_request.metadata.internal_request_id
@@ -158,7 +160,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             self._update(replica_id.unique_id, [])
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve with the running replicas, when they change."""
+        """Called by Serve with the running replicas when they change."""
         super().update_replicas(replicas)
         self._replicas_changed()
 
@@ -199,7 +201,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
 
 
 class _Placed:
-    """A placed request whose prompt is expected to be still computing."""
+    """A placed request whose prefill is expected to be still running."""
 
     def __init__(self, choice: Choice, hashes: BlockHashes, timer: asyncio.TimerHandle) -> None:
         self.choice = choice
@@ -208,8 +210,8 @@ class _Placed:
 
 
 class _AssumedCache:
-    """Expected state of a replica, by the requests sent to it: prefix cache and running
-    requests."""
+    """Expected state of a replica (prefix cache and running requests), based on the requests sent
+    to it."""
 
     def __init__(self, info: EngineInfo) -> None:
         self.running: set[str] = set()

@@ -1,7 +1,7 @@
 """Settings shared by gateways, in the key-value store of the Ray cluster's GCS.
 
 Ray Serve stores checkpoints of its deployments there as well, so settings survive a restart of the
-head if those do.
+head if the checkpoints do.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m cluster.starting        # on a node of the cluster: prints a line per waiting replica
 
-Entries are in Ray's key-value store by the replica's actor name, so that gateways which start later
-can read them; they are removed once that actor is gone.
+Entries are in Ray's key-value store by the replica's actor name, so that gateways that start later
+can read them. An entry is removed once its actor has ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SERVE_NAMESPACE: Final = "serve"
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "what"}):
-    """A replica that waits to retry its start."""
+    """A replica that is waiting to retry its start."""
 
     name: str
     """Model of a worker, or `gateway`; stored as `what` for compatibility with other versions."""
@@ -48,7 +48,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "what"}
 
 
 def publish(name: str, delay: StartDelay | None) -> None:
-    """Publishes that this replica waits to retry its start; removes the entry if `delay` is None.
+    """Publishes that this replica is waiting to retry its start; removes the entry if `delay` is
+    None.
 
     Nothing is published while Ray's head is unavailable; the start does not depend on it.
 
@@ -66,8 +67,7 @@ def publish(name: str, delay: StartDelay | None) -> None:
 
 
 def read() -> list[Waiting]:
-    """All waiting replicas; blocks for a few milliseconds. Removes entries whose actor has
-    ended."""
+    """All waiting replicas; blocks for a few milliseconds. Removes entries of ended actors."""
     found = []
     for key in sorted(_internal_kv_list("", namespace=NAMESPACE)):
         value = _internal_kv_get(key, namespace=NAMESPACE)

@@ -7,8 +7,8 @@ the exit of a process immediately.
 A stopped process has a distinct state (T). A process that is starved of CPU, waits for a disk or is
 held by a debugger has another state and is never killed.
 
-HAProxy's guard runs this: there is one on each node with replicas, and it outlives them. Not
-reported upstream; Serve stops unhealthy replicas gracefully by design
+HAProxy's guard runs these checks: there is a guard on each node with replicas, and it outlives
+them. Not reported upstream; Serve stops unhealthy replicas gracefully by design
 (https://github.com/ray-project/ray/issues/41742). Needed until Serve detects stopped replicas
 within seconds. Imports only the standard library.
 """
@@ -27,24 +27,25 @@ silent worker before they resume its requests on another one."""
 TITLE = b"ray::ServeReplica:"
 """Prefix of a replica's process title."""
 _STOPPED = "T"
-"""State of proc_pid_stat(5)."""
+"""State of a stopped process, as in proc_pid_stat(5)."""
 
 
 class StoppedReplicas:
     """Watches the replicas of one Ray node: gateways and frontends of worker groups.
 
     Args:
-        raylet: process id of the node's raylet, whose children they are; None for no replicas.
+        raylet: process id of the node's raylet, the parent of its replicas; None if there are none.
     """
 
     def __init__(self, raylet: int | None) -> None:
         self._raylet = raylet
         self._since: dict[tuple[int, str], float] = {}
-        """Time at which a process was first seen stopped, by its id and start time."""
+        """Time at which each process was first observed in the stopped state, by its id and start
+        time."""
 
     def forget(self) -> None:
-        """Resets the observations: the caller was stopped or starved, and the replicas possibly
-        as well."""
+        """Resets the observations, because the caller was itself stopped or starved, and the
+        replicas may have been as well."""
         self._since.clear()
 
     def check(self, now: float) -> None:

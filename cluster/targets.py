@@ -1,7 +1,7 @@
 """Target number of workers of each model, read from Serve's controller for the gateways' metrics.
 
-It is set in the controller, by the autoscaling policy or a Serve config, and not sent to replicas.
-Gateways query the details shown by Serve's dashboard.
+The target is set in the controller, by the autoscaling policy or a Serve config, and is not sent to
+replicas. Gateways query the details shown by Serve's dashboard.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from router.metrics.stats import WorkerTarget
 logger = logging.getLogger(__name__)
 
 POLL_S = 5.0
-"""Interval in seconds of controller queries: a third of deploy/monitoring's scrape interval. Each
-takes the controller about 4 ms."""
+"""Interval in seconds between controller queries: a third of deploy/monitoring's scrape interval.
+Each takes the controller about 4 ms."""
 
 
 async def follow_targets(
@@ -31,13 +31,13 @@ async def follow_targets(
 ) -> None:
     """Calls a listener per deployment with the deployment's target, repeatedly until cancelled.
 
-    While the controller is unavailable no listener is called, so they keep the last target.
+    While the controller is unavailable, no listener is called, so all keep the last target.
 
     Args:
         application: name of the Serve application of the deployments.
         listeners: called with the target, by name of the deployment.
         query: returns Serve's details, as in its REST API; by default from the controller.
-        every_s: interval of queries in seconds.
+        every_s: interval between queries in seconds.
     """
     query = query or _serve_details
     while True:
@@ -53,7 +53,7 @@ async def follow_targets(
 
 def target_of(details: Mapping[str, Any]) -> WorkerTarget:
     """Target and autoscaling bounds of a deployment, from Serve's details of it. Without
-    autoscaling both bounds equal the target."""
+    autoscaling, both bounds equal the target."""
     target = int(details["target_num_replicas"])
     scaling = details["deployment_config"].get("autoscaling_config")
     if scaling is None:

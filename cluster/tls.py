@@ -75,8 +75,8 @@ class Certificate:
     def refresh(self) -> bool:
         """Updates the certificate in HAProxy if the files changed; returns whether they did.
 
-        It applies to new connections; established ones are kept. HAProxy processes started later
-        read the combined file, which is updated as well.
+        The new certificate applies to new connections; established ones are kept. HAProxy processes
+        started later read the combined file, which is updated as well.
 
         Raises:
             ValueError: the new files are invalid; the previous ones stay in use.

@@ -33,9 +33,9 @@ class RayTransport:
     fraction of Serve's cost per item. Serve's attach call stays open while the socket is in use:
     its only item is the socket's path, and Serve does not stop a draining worker with open calls.
 
-    To workers on other nodes both are sent over Serve's gRPC by value, at a fifth of the cost per
-    item of object references. Payloads are msgpack already, so Serve does not serialize responses
-    again.
+    To workers on other nodes, both are sent by value over Serve's gRPC, which costs a fifth as much
+    per item as object references. Payloads are msgpack already, so Serve does not serialize
+    responses again.
 
     Args:
         handle: handle of the deployment.

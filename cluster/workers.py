@@ -14,7 +14,7 @@ from typing import Final
 class WorkerSet:
     """IDs of one deployment's running replicas, with change listeners.
 
-    Not thread-safe: router and transports run on the gateway's one event loop
+    Not thread-safe: router and transports run on the gateway's single event loop
     (RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP=0).
     """
 

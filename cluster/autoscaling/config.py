@@ -29,16 +29,16 @@ class AutoscalingConfig:
     target_kv_usage: float = field(default=0.85, metadata=_RARE)
     """Target fraction of the KV caches used by running and waiting requests."""
     backlog_horizon_s: float = field(default=30.0, metadata=_RARE)
-    """Seconds in which the backlog should be cleared once new workers run. If a start takes T
+    """Seconds within which the backlog should be cleared once new workers run. If a start takes T
     seconds, this is at least T * target_load / (1 - target_load), the time that workers at the
     target load need to clear it."""
     upscale_delay_s: float = field(default=3.0, metadata=_RARE)
-    """Seconds that more workers must be needed before they are started, increased in proportion if
-    a start takes more than 30 s. The first worker is started without delay."""
+    """Seconds for which more workers must be needed before they are started, increased in
+    proportion if a start takes more than 30 s. The first worker is started without delay."""
     downscale_delay_s: float = field(default=300.0, metadata=_RARE)
-    """Seconds that far fewer workers must suffice before running ones are stopped, and four times
-    as long if fewer workers barely suffice. Doubled (up to 8 times) whenever workers are needed
-    again soon after some were stopped."""
+    """Seconds for which far fewer workers must suffice before running ones are stopped; four times
+    as long if fewer workers barely suffice. Whenever workers are needed again soon after some were
+    stopped, the delay doubles, up to 8 times this value."""
     downscale_to_zero_delay_s: float = field(default=600.0, metadata=_RARE)
     """Seconds without requests before the last worker is stopped, with --min-workers 0."""
 

@@ -13,31 +13,33 @@ from cluster.autoscaling.starts import SHORT_S, StartTimes
 
 _BAND = 0.1
 """Tolerance around a number of workers: n workers suffice for a need of up to (1 + 0.1) n, and some
-are stopped only if the rest suffices for a need that is larger by 1 / (1 - 0.1)."""
+are stopped only if the others suffice for the need divided by (1 - 0.1)."""
 _STEP = 0.2
 """Minimum relative change in the number of workers, if that is more than one worker. A load that
-grows and shrinks eightfold within a day changes the number 2 ln 8 / ln 1.2 = 23 times."""
+grows and shrinks eightfold within a day changes it 2 ln 8 / ln 1.2 = 23 times.
+"""
 _AMPLE = 0.6
 """Maximum utilization of fewer workers, relative to the targets, at which they are more than
 enough: the others are stopped after one downscale delay."""
 _JUST_ENOUGH_DELAYS = 4.0
-"""Number of downscale delays before stopping workers if fewer barely suffice, since noise of the
-load would soon start them again."""
+"""Number of downscale delays before workers are stopped if fewer barely suffice: noise in the load
+would soon start them again."""
 _MAX_BACKOFF = 8.0
-"""Maximum factor of the downscale delay."""
+"""Maximum factor by which the downscale delay is multiplied."""
 _TOO_EARLY_DELAYS = 2.0
-"""Number of downscale delays within which renewed need shows that workers were stopped too
-early."""
+"""Number of downscale delays within which a renewed need shows that some workers were stopped too
+early.
+"""
 
 
 @dataclass(slots=True)
 class _Surplus:
-    """A period in which fewer workers than the current ones suffice."""
+    """A period in which fewer workers than the current number suffice."""
 
     since: float
-    """Time at which it began."""
+    """Time at which the period began."""
     peak: float
-    """Maximum number of workers needed in it."""
+    """Maximum number of workers needed in the period."""
 
 
 class Autoscaler:
@@ -71,12 +73,12 @@ class Autoscaler:
         """Periods in which fewer workers are more than enough, and in which they barely suffice."""
         self._idle_since: float | None = None
         self._fell_at: float | None = None
-        """Time at which running workers were last stopped; None if more were started since."""
+        """Time at which running workers were last stopped; None if workers were started since."""
         self._backoff = 1.0
-        """Factor of the downscale delay."""
+        """Factor by which the downscale delay is multiplied."""
 
     def observe(self, target: int, running: int, now: float) -> None:
-        """Updates only the startup times, while the load is unknown; `decide` does this as well."""
+        """Updates only the startup times, as `decide` also does; used while the load is unknown."""
         self._starts.observe(target, running, now)
 
     def decide(self, load: FleetLoad, target: int, now: float, running: int | None = None) -> int:
@@ -86,8 +88,8 @@ class Autoscaler:
             load: current load.
             target: current target; some of these workers may still be starting.
             now: monotonic time in seconds.
-            running: number of started workers, which are not cancelled, ready for requests or not;
-                by default the ready ones.
+            running: number of started workers, whether or not they are ready for requests; they are
+                not cancelled. Defaults to the number of ready workers.
         """
         running = load.num_ready if running is None else running
         self.observe(target, running, now)
@@ -122,7 +124,8 @@ class Autoscaler:
         return decided
 
     def needed_workers(self, load: FleetLoad) -> float:
-        """Workers needed for a load, by the averages of the last decision; see `workers_needed`."""
+        """Number of workers needed for a load, given the averages of the last decision (see
+        `workers_needed`)."""
         return workers_needed(
             load, self._steady.value, self._starts, self._rate.value, self._config
         )
@@ -138,8 +141,8 @@ class Autoscaler:
         return self._config.upscale_delay_s * max(self.start_s / SHORT_S, 1.0)
 
     def _higher(self, lasting: float | None, target: int, now: float) -> int:
-        """A larger target for the lasting need, or the current one. Stuck starts do not count as
-        workers and are replaced."""
+        """A larger target if the need for more workers has lasted, otherwise the current one. Stuck
+        starts do not count as workers and are replaced."""
         lost = self._starts.num_lost
         alive = target - lost
         if lasting is None or _up_to(lasting) <= alive:
@@ -152,9 +155,10 @@ class Autoscaler:
     def _cancelled(self, needed: float, negative: float | None, target: int, running: int) -> int:
         """A smaller target that cancels workers that are still starting, or the current one.
 
-        Immediate if fewer are more than enough, after `_JUST_ENOUGH_DELAYS` upscale delays if they
-        just suffice. By at least two steps, as workers cancelled due to noise of the load would be
-        needed again. Serve stops starting replicas first. A single worker is not cancelled, since
+        Workers are cancelled immediately if fewer are more than enough, and after
+        `_JUST_ENOUGH_DELAYS` upscale delays if fewer just suffice. The target falls by at least two
+        steps, since workers that are cancelled due to noise in the load would be needed again.
+        Serve first stops the replicas that are starting. A single worker is not cancelled, since
         clients that gave up waiting for it will retry.
         """
         if target <= running:
@@ -209,7 +213,7 @@ class _SlidingMinimum:
         added."""
 
     def over(self, seconds: float, value: float, now: float) -> float | None:
-        """Adds a value; returns the minimum over the last `seconds`, None until that much time
+        """Adds a value; returns the minimum over the last `seconds`, or None until that much time
         has passed."""
         if self._since is None:
             self._since = now
@@ -228,7 +232,7 @@ def _up_to(needed: float) -> int:
 
 
 def _down_to(needed: float) -> int:
-    """Minimum number of workers for a need, keeping the tolerance free."""
+    """Minimum number of workers for a need, leaving the tolerance unused."""
     return ceil(needed / (1.0 - _BAND))
 
 

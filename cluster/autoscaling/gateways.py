@@ -21,7 +21,7 @@ window of Kubernetes' HorizontalPodAutoscaler."""
 
 
 class CpuMeter:
-    """Meter of this process's CPU usage between two readings."""
+    """Measures this process's CPU usage between two readings."""
 
     def __init__(self) -> None:
         self._at = time.monotonic()
@@ -41,7 +41,7 @@ class GatewayScaler:
 
     def __init__(self) -> None:
         self._needed: deque[tuple[float, int]] = deque()
-        """Time and number of needed gateways, for the last DOWNSCALE_DELAY_S."""
+        """Times and numbers of gateways needed, over the last DOWNSCALE_DELAY_S."""
         self._began_at: float | None = None
 
     def decide(self, num_processors: float, target: int, now: float) -> int:

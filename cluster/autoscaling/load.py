@@ -15,8 +15,8 @@ class FleetLoad:
     num_ready: int = 0
     """Number of workers that are ready for requests."""
     work: float = 0.0
-    """Offered load: worker time per second, in seconds, for arriving requests, which is the number
-    of workers that they keep busy."""
+    """Offered load: seconds of worker time needed per second for arriving requests, which is the
+    number of workers that they keep busy."""
     backlog_s: float = 0.0
     """Worker time in seconds for queued requests, at workers and at gateways."""
     queue_delay_s: float = 0.0
@@ -33,7 +33,7 @@ def combined(reports: Sequence[LoadReport]) -> FleetLoad:
     """The load of a model, combined from at least one report of its gateways.
 
     Values about the gateways' requests are added. Values about workers concern the same workers, so
-    the maximum is used, as a gateway that has just started has incomplete data.
+    the maximum is used: a gateway that has just started has incomplete data.
     """
     return FleetLoad(
         num_ready=round(max(r.num_ready for r in reports)),

@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingConfig as ServeAutoscaling
 from cluster.autoscaling.config import AutoscalingConfig
 
 REPORT_S = 1.0
-"""Interval of a gateway's load reports in seconds."""
+"""Interval between a gateway's load reports in seconds."""
 _POLICIES = "cluster.autoscaling.policy"
 
 
@@ -25,7 +25,8 @@ def gateway_replicas(minimum: int, maximum: int, *, reporting: bool) -> dict[str
 
 
 def worker_replicas(count: int, config: AutoscalingConfig) -> dict[str, Any]:
-    """Options for a model's workers: the autoscaling policy, or `count` replicas without it."""
+    """Options for a model's workers: the autoscaling policy if enabled, otherwise the fixed number
+    `count`."""
     if not config.enabled:
         return {"num_replicas": count}
     bounds = (config.min_workers, config.max_workers)
@@ -42,7 +43,7 @@ def _autoscaling(
         maximum: maximum number of replicas.
         policy: name of the class in `cluster.autoscaling.policy`.
         arguments: keyword arguments of the class.
-        interval_s: interval of a replica's metric reports in seconds.
+        interval_s: interval between a replica's metric reports in seconds.
     """
     with warnings.catch_warnings():
         # Serve deprecates the interval in favor of an environment variable, but still uses it.

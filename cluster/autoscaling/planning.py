@@ -10,16 +10,16 @@ from cluster.autoscaling.starts import StartTimes
 from router.serving.load import WINDOW_S
 
 _MIN_RATE = 0.5
-"""Lower bound of the service rate: a queue shows that there are too few workers, but hardly how
+"""Lower bound on the service rate: a queue shows that there are too few workers, but hardly how
 many more are needed, so the correction at most doubles their number."""
 _LEARN_S = 6.0 * WINDOW_S
 """Time constant in seconds of the measured service rate; long compared with the meter's window,
-which smooths steps of the load."""
+which smooths steps in the load."""
 _MEAN = 0.5
 """Time constant of the mean of arriving work, in startup times: new workers cannot serve work that
 comes and goes within one start, and a lasting rise should not wait for a second start."""
 _MAX_UTILIZATION = 0.9
-"""Upper bound of the utilization in the horizon's formula: at 1.0 there would be no idle time to
+"""Upper bound on the utilization in the horizon's formula: at 1.0 there would be no idle time to
 clear a backlog."""
 
 
@@ -29,7 +29,7 @@ class ServiceRate:
     While the queueing delay exceeds its target, all workers are busy: they complete the arriving
     work minus the growth of the backlog. The meter (`router.serving.load`) weighs tokens by fitted
     step times; the rate is 1 if these are correct, and 0.6 if workers only complete 60 % of the
-    metered work. Without a queue the rate cannot be measured, and returns to 1.
+    metered work. Without a queue, the rate cannot be measured and returns to 1.
 
     Args:
         config: autoscaling options; only `target_queue_delay_ms` is used.
@@ -99,12 +99,12 @@ def workers_needed(
 
     It is the maximum of three numbers: for steady work, the workers busy for `target_load` of their
     time; for KV caches, those filled to `target_kv_usage`; for the backlog, those that complete all
-    work that is queued now or arrives within one startup time plus one horizon. In that time a
+    work that is queued now or arrives within one startup time plus one horizon. In that time, a
     ready worker serves throughout, a starting one for the remainder, and a new one for the horizon.
 
-    The horizon is at least `backlog_horizon_s`, and long enough that a step of the load needs no
-    more workers for the backlog than for steady work: at the target a fraction `1 - target_load` of
-    each worker is idle, which clears the arrivals during a start of T seconds within
+    The horizon is at least `backlog_horizon_s`, and long enough that a step in the load needs no
+    more workers for the backlog than for steady work: at the target, a fraction `1 - target_load`
+    of each worker is idle, which clears what arrives during a start of T seconds within
     `T * target_load / (1 - target_load)`.
 
     Args:

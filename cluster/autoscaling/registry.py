@@ -1,8 +1,8 @@
 """Registry of the gateways' latest load reports, for all autoscaling policies of Serve's
 controller.
 
-Serve only provides a policy with metrics of its own deployment, while the gateways measure the load
-of a model, in particular if the model has no worker. As Serve pickles a policy's module by value,
+Serve only provides a policy with metrics of its own deployment, but it is the gateways that measure
+the load of a model, even if the model has no worker. As Serve pickles a policy's module by value,
 policies share the globals of this module instead of their own.
 """
 
@@ -21,7 +21,7 @@ STALE_S = 15.0
 
 class _Reported(NamedTuple):
     stamp: float
-    """Time of the report by the gateway's clock; only its changes are used."""
+    """Time of the report by the gateway's clock, used only to detect new reports."""
     received_at: float
     """Time of the first arrival of the report, by the controller's clock."""
     values: Mapping[str, float]
@@ -83,5 +83,5 @@ class LoadRegistry:
 
 
 REGISTRIES: Final[defaultdict[str, LoadRegistry]] = defaultdict(LoadRegistry)
-"""Registries of this process by application, written by the gateways' autoscaling policy, read by
-the models' policies."""
+"""Registries of this process by application. The gateways' autoscaling policy writes them, and the
+models' policies read them."""

@@ -15,7 +15,7 @@ _HISTORY = 8
 adapt to another image, model or kind of node within one scale-up."""
 _OVERDUE = 3.0
 """Multiple of the usual startup time after which a start counts as stuck: the first timeout of RFC
-6298 (section 2.2), the mean plus four times a deviation that is assumed to be half of it."""
+6298 (section 2.2), the mean plus four times a deviation that is assumed to be half of the mean."""
 _STUCK_S = 600.0
 """Seconds after which a start counts as stuck before any has been measured: the default
 progressDeadlineSeconds of a Kubernetes Deployment."""
@@ -32,15 +32,15 @@ class _Start:
 class StartTimes:
     """Starting workers, and the usual startup time of previous starts.
 
-    A start is a worker of the target that is not running, including replacements of failed ones.
-    Only numbers of workers are known: a new running worker counts as the oldest start that is not
-    stuck.
+    A start is a worker that is part of the target but not running, including replacements for
+    failed workers. Only numbers of workers are known: a new running worker counts as the oldest
+    start that is not stuck.
     """
 
     def __init__(self) -> None:
         self.usual_s = SHORT_S
         """Usual startup time in seconds: the lower median of the last measured starts and of
-        current ones that have already taken longer than that median. Before the first measurement
+        current ones that have already taken longer than that median. Before the first measurement,
         it is the age of the oldest start that is not stuck, and at least SHORT_S."""
         self._starts: list[_Start] = []
         """Current starts, oldest first."""

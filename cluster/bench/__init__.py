@@ -1,1 +1,1 @@
-"""Benchmarks: load on an endpoint, the offline engine, jobs, and comparisons."""
+"""Benchmarks: endpoints under load, the offline engine, jobs, and comparisons."""

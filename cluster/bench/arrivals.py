@@ -12,11 +12,12 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list
     """Arrival times of `count` requests in seconds after the start, ascending.
 
     Intervals are gamma distributed with shape `burstiness`, as in vLLM: 1 is a Poisson process,
-    less is burstier, more is more uniform, and infinity makes all intervals equal. Times are scaled
-    so that the last is count / rate, independent of the samples. At an infinite rate all are 0.
+    lower values are burstier, higher ones are more uniform, and infinity makes all intervals equal.
+    Times are scaled so that the last is count / rate, independent of the samples. At an infinite
+    rate, all are 0.
 
     Raises:
-        ValueError: a rate or burstiness that is not positive.
+        ValueError: the rate or the burstiness is not positive.
     """
     if rate <= 0 or burstiness <= 0:
         raise ValueError(
@@ -36,7 +37,7 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list
 def phased_arrival_times(phases: Sequence[tuple[float, float]], seed: int) -> list[float]:
     """Arrival times in seconds, ascending, of a Poisson process with phases of different rates.
 
-    A phase has seconds * rate requests, rounded, and at least one if its rate is above 0.
+    A phase has seconds * rate requests, rounded, but at least one if its rate is above 0.
 
     Args:
         phases: length in seconds and requests per second of each phase.

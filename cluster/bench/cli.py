@@ -33,7 +33,7 @@ _MOVED = {
         for name in _IN_CHECKOUT.split()
     },
 }
-"""Replacements of removed commands, by the command's name."""
+"""Replacements for removed commands, by the command's name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,9 @@
-"""Load client: sends streamed requests to an OpenAI endpoint and measures the times of their
-events.
+"""Load client: sends streamed requests to an OpenAI-compatible endpoint and measures the times of
+their events.
 
-As in vLLM's serving benchmark each event with choices is counted, with or without text (a token may
-be half a character), and the latency ends with the last one. Unlike in vLLM, the first chunk of a
-chat, which has a role but no text, does not end the time to first token.
+As in vLLM's serving benchmark, each event with choices is counted, with or without text (a token
+may be half a character), and the latency ends with the last one. Unlike in vLLM, the first chunk of
+a chat, which has a role but no text, does not end the time to first token.
 
 aiohttp on uvloop takes about 20 µs per streamed event, compared to 70 to 80 µs for httpx (32
 streams). Only events without text, and those with usage, are decoded.
@@ -23,7 +23,7 @@ from cluster.bench.sse import EventScanner, has_choices, has_text, has_usage, op
 
 _READ_TIMEOUT_S = 600.0
 _MAX_CHARS = 500
-"""Maximum length of an error message."""
+"""Maximum length of an error message in characters."""
 _IDLE_S = 2.0
 """Keep-alive of idle connections in seconds, less than that of servers (uvicorn: 5 s), so that no
 request is sent on a closing socket."""
@@ -50,7 +50,7 @@ class Request:
     keep_text: bool = False
     """Whether the record keeps the text of the response."""
     is_streamed: bool = True
-    """Whether the response is a stream of events; else it is one JSON object."""
+    """Whether the response is a stream of events; otherwise it is one JSON object."""
 
 
 def completion_request(
@@ -87,7 +87,7 @@ def completion_request(
 
 @dataclass(kw_only=True, slots=True)
 class Record:
-    """Outcome of one request. Times are seconds."""
+    """Outcome of one request. Times are in seconds."""
 
     index: int
     prompt_len: int
@@ -96,7 +96,7 @@ class Record:
     start: float = 0.0
     """Send time by `time.perf_counter`, a clock that all processes of a machine share."""
     latency: float = 0.0
-    """Seconds to the last event with choices; for a failed request to the failure."""
+    """Seconds to the last event with choices or, for a failed request, to the failure."""
     ttft: float = 0.0
     """Seconds to the first event with choices."""
     itl: list[float] = field(default_factory=list)

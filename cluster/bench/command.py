@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 Runner = Callable[[argparse.Namespace], Result]
 AddCommand = Callable[[str, str, Runner], argparse.ArgumentParser]
-"""Function that adds a command by name, summary and runner, and returns its parser."""
+"""Function that adds a command with a name, summary and runner, and returns its parser."""
 
 
 def command_adder(subparsers: Subparsers) -> AddCommand:
-    """A function that adds benchmarks to `subparsers`. `args.run(args)` of the parsed arguments
-    prints the result and returns the exit status, 1 if `failed` or `broken` is set in it."""
+    """Returns a function that adds benchmarks to `subparsers`. `args.run(args)` of the parsed
+    arguments prints the result and returns the exit status, which is 1 if the result has `failed`
+    or `broken` set."""
 
     def add(name: str, summary: str, runner: Runner) -> argparse.ArgumentParser:
         parser = subparsers.add_parser(name, help=summary, description=summary)
@@ -84,7 +85,7 @@ def run_measurement(command: Sequence[str], name: str, timeout_s: float | None =
 
 
 def reject_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:
-    """Makes a parser reject a renamed flag with an error that has the new name."""
+    """Makes a parser reject a renamed flag with an error that names the new flag."""
 
     class Rejection(argparse.Action):
         def __call__(self, *_: object) -> None:

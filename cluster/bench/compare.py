@@ -8,7 +8,7 @@ alternately under the same load.
 Each run is one observation: its requests queue behind each other and share the state of the
 machine, so their number does not determine the variation between runs. Ratios are those of the
 runs' geometric means. Their confidence intervals are Student's t on logarithms, paired if the runs
-of both sides have the same seeds, otherwise Welch's. With fewer than three runs on a side there is
+of both sides have the same seeds, otherwise Welch's. With fewer than three runs on a side, there is
 no verdict. The false discovery rate of all rows together is controlled (Benjamini and Hochberg): if
 A and B are equal, about one comparison in twenty has a verdict, regardless of the number of rows.
 """
@@ -145,7 +145,8 @@ def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Re
         load: load for endpoints.
 
     Raises:
-        ValueError: files without samples or without a common stage, or no completed request.
+        ValueError: a file has no samples, the files have no stage in common, or no request
+            completed.
     """
     if options.measures:
         a, b = _measure(options, load or ServeOptions())
@@ -317,7 +318,10 @@ def _reported(row: _Row, verdict: Verdict | None, options: CompareOptions) -> di
 
 
 def _read(path: str) -> _Runs:
-    """Runs by stage, from a result file or a folder of them. Raises ValueError."""
+    """Runs by stage, from a result file or a folder of result files.
+
+    Raises ValueError if there is no readable result, or no request completed.
+    """
     folder = Path(path)
     files = sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]
     found: _Runs = {}

@@ -28,8 +28,8 @@ _LATENCY = re.compile(r"(mean|median|std|p[\d.]+)_(\w+)_ms")
 _MIN_STATISTICS = 3
 """Minimum number of statistics of a metric for a row in the table of latencies."""
 _SEPARATE = ("checks", "errors", "options", "client", "versions")
-"""Keys of a result that are skipped: the first two have separate tables, the others are only for
-reports."""
+"""Keys of a result that are skipped: the first two have separate tables, the others are only used
+in reports."""
 
 Path = tuple[str, ...]
 Facts = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Flags of benchmarks of an endpoint, and options from parsed flags."""
+"""Flags of endpoint benchmarks, and conversion of parsed flags to options."""
 
 from __future__ import annotations
 

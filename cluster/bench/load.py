@@ -19,7 +19,7 @@ from worker.memory import freeze_gc
 
 _STREAMS_PER_PROCESS = 256
 _TOKENS_PER_PROCESS = 10_000
-"""Output tokens per second per client process, for about a quarter of a core."""
+"""Output tokens per second that one client process handles with about a quarter of a core."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +91,8 @@ def join_parts(parts: Sequence[tuple[list[Record], float]], start: float) -> Loa
 
 
 def split_load(load: Load, count: int) -> list[Load]:
-    """Splits a load: each of `count` clients gets every count-th request and an equal share of the
-    concurrency.
+    """Splits a load: each of `count` clients gets every `count`-th request and an equal share of
+    the concurrency.
 
     Raises:
         ValueError: requests depend on each other, which is not supported across clients.
@@ -112,7 +112,8 @@ def split_load(load: Load, count: int) -> list[Load]:
 
 
 def _run_processes(loads: Sequence[Load]) -> tuple[list[tuple[list[Record], float]], float]:
-    """Runs loads in a process each; returns records and CPU seconds of each, and the start."""
+    """Runs each load in a separate process; returns the records and CPU seconds of each, and the
+    start time."""
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     children = []

@@ -17,7 +17,7 @@ from cluster.bench.report import Result
 
 _PACKAGES = ("rayfleet", "ray", "torch", "triton", "transformers", "numpy")
 _GPUS = "/proc/driver/nvidia/gpus"
-"""Folder of the NVIDIA driver with a folder per GPU."""
+"""Folder of the NVIDIA driver that has one subfolder per GPU."""
 
 
 def machine(gpus: str = _GPUS) -> Result:

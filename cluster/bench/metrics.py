@@ -14,7 +14,8 @@ from cluster.bench.stats import mean, percentile, share, std
 METRICS = ("ttft", "tpot", "itl", "e2el")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 BUSY_CLIENT = 0.8
-"""CPU usage of a client process above which queueing in the client adds to the latencies."""
+"""CPU usage of a client process, in cores, above which queueing in the client adds to the
+latencies."""
 
 _MAX_ERRORS = 5
 _OTHERS = "other errors"

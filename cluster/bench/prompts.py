@@ -1,4 +1,4 @@
-"""Token IDs for prompts, and conversion to text for endpoints without token ID prompts."""
+"""Token IDs for prompts, and conversion to text for endpoints that do not support token IDs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from cluster.bench.datasets import Ids
 
 UNKNOWN_VOCABULARY = range(100, 1000)
-"""Token IDs for prompts without a known tokenizer: part of all vocabularies, and rarely special."""
+"""Token IDs for prompts if the tokenizer is unknown. All vocabularies contain them, and they are
+rarely special tokens."""
 _FIT_ROUNDS = 8
 """Maximum number of attempts to fit the length of a text."""
 
@@ -23,7 +24,8 @@ class PromptSpace:
 
     @classmethod
     def load(cls, folder: str | None) -> PromptSpace:
-        """Reads `tokenizer.json` from a checkpoint's folder; None for no tokenizer.
+        """Reads `tokenizer.json` from a checkpoint's folder; if `folder` is None, the tokenizer is
+        unknown.
 
         Raises ValueError if the folder has no such file.
         """

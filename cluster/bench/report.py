@@ -65,7 +65,7 @@ def emit(result: Result, *, as_json: bool, title: str) -> None:
 
 
 def json_ready(value: Any) -> Any:
-    """A result with None in place of NaN and infinity, which JSON does not have."""
+    """A result with None in place of NaN and infinity, which JSON cannot represent."""
     if isinstance(value, Mapping):
         return {name: json_ready(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

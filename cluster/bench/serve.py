@@ -25,7 +25,7 @@ EMBEDDINGS = "/v1/embeddings"
 _TOKEN_ID_SERVERS = ("rayfleet", "vllm", "sglang")
 """Values of a model's `owned_by` for servers that support token ID prompts."""
 _WARMUP_SEED = 1_000_003
-"""Offset of the seed of warm-up prompts, which must differ from the measured ones."""
+"""Offset added to the seed for warm-up prompts, which must differ from the measured ones."""
 
 _VERSION_S = 5.0
 _NO_FLAG: Mapping[str, Any] = {"flag": None}
@@ -50,8 +50,8 @@ class ServeOptions:
     prompt_format: Literal["token-ids", "text"] = "token-ids"
     """Format of prompts: token IDs, with exact lengths, or text, which is always used for chat."""
     api_key: str | None = None
-    """API key; by default OPENAI_API_KEY of the environment, which is not visible in the process
-    list."""
+    """API key; defaults to the environment variable OPENAI_API_KEY, which is not visible in the
+    process list."""
     headers: tuple[str, ...] = field(default=(), metadata=HEADERS_FLAG)
     """Additional header for each request; may be repeated."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions, metadata=_NO_FLAG)
@@ -68,9 +68,9 @@ class ServeOptions:
     """Requests per second; inf sends all requests at once."""
     burstiness: float = 1.0
     """Burstiness of arrivals, the shape of the gamma distribution of intervals: 1 is a Poisson
-    process, less is burstier."""
+    process; lower values are burstier."""
     num_processes: int = 0
-    """Number of client processes; 0 selects it by the load."""
+    """Number of client processes; 0 chooses it based on the load."""
     ignore_eos: bool = False
     """Ignore end-of-sequence tokens, so that all completions have their full length."""
     temperature: float = 0.0
@@ -141,8 +141,8 @@ def run_serve(options: ServeOptions) -> Result:
 
 
 def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
-    """Options with model and tokenizer from the server's list of models, and the tokenizer.
-    Raises ValueError if there is no model, or if prompts cannot be generated."""
+    """Returns the options, with the model and tokenizer from the server's list of models, and the
+    loaded tokenizer. Raises ValueError if there is no model, or if prompts cannot be generated."""
     card = model_card(options)
     model = options.model or card.get("id")
     if model is None:
@@ -178,7 +178,7 @@ def _check_token_ids(options: ServeOptions, card: Mapping[str, Any]) -> None:
 
 
 class BodyMaker:
-    """Encoder of samples as requests, used before the load starts.
+    """Encodes samples as requests, before the load starts.
 
     Args:
         options: options returned by `resolve`.
@@ -226,7 +226,7 @@ class BodyMaker:
 
 
 def load_of(options: ServeOptions, requests: Sequence[Request]) -> Load:
-    """Load with these requests on the endpoint of the options."""
+    """A load that sends these requests to the endpoint of the options."""
     return Load(
         url=options.base_url.rstrip("/") + options.path,
         headers=request_headers(options),

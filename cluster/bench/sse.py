@@ -1,5 +1,4 @@
-"""Scanner of server-sent events for the load client, which inspects chunks without JSON
-decoding."""
+"""Scanner of server-sent events for the load client; inspects chunks without decoding JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ _USAGE = re.compile(rb'"usage":\s*\{')
 
 
 class EventScanner:
-    """Splitter of a byte stream into the data of its events."""
+    """Splits a byte stream into the data of its events."""
 
     def __init__(self) -> None:
         self._rest = b""

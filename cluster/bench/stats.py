@@ -1,6 +1,6 @@
 """Statistics of measurements: percentiles, means with confidence intervals, paired ratios.
 
-Statistics of no values are NaN: checks fail, tables show "–", and JSON has null.
+Statistics of empty data are NaN: checks fail, tables show "–", and JSON has null.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """Estimate of a mean, or of a difference of means, with an error by Student's t."""
+    """Estimate of a mean, or of a difference of means, with a Student's t confidence interval."""
 
     value: float
     error: float
@@ -81,7 +81,7 @@ def std(values: Values) -> float:
 
 
 def share(part: float, whole: float) -> float:
-    """Quotient of part and whole; NaN if the whole is 0."""
+    """Ratio of a part to the whole; NaN if the whole is 0."""
     return part / whole if whole else math.nan
 
 
@@ -147,10 +147,10 @@ def bootstrap_interval(
     """Percentile bootstrap interval of a statistic over rounds.
 
     Used for statistics that are not a mean of the rounds' values, such as the p99 of all their
-    requests. With few rounds the interval is too narrow.
+    requests. With few rounds, the interval is too narrow.
 
     Args:
-        statistic: function of the sampled rounds' indices, with repetitions.
+        statistic: function of the indices of the sampled rounds, which may repeat.
         count: number of rounds.
 
     Returns:

@@ -13,7 +13,7 @@ from cluster.bench.datasets import Ids
 TRACE_BLOCK = 512
 """Tokens per block of the traces."""
 _RANGE = 999_983
-"""Upper bound of the token ids of prompts."""
+"""Upper bound on the token ids of prompts."""
 
 
 class TraceLine(msgspec.Struct):

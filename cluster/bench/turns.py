@@ -1,4 +1,4 @@
-"""Alternating measurements of variants, so that a drift of the machine affects all of them
+"""Alternating measurements of variants, so that drift in the machine's speed affects all of them
 equally."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Turns(Generic[T]):
         return list(zip(self[variant], self[other], strict=True))
 
     def values(self, variant: str, figure: Callable[[T], float]) -> list[float]:
-        """A figure of each turn of a variant, in the order of the rounds."""
+        """One figure of each of a variant's turns, in the order of the rounds."""
         return [figure(turn) for turn in self[variant]]
 
     def median(self, variant: str, figure: Callable[[T], float]) -> float:

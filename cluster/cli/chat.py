@@ -25,7 +25,7 @@ _COMMAND = re.compile(r"/\w+")
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 """Escape sequences before and after reasoning in a terminal."""
 _C1 = range(0x7F, 0xA0)
-"""DEL and the C1 control characters; those of C0 precede the space."""
+"""DEL and the C1 control characters; the C0 control characters are those below the space."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +112,7 @@ def run_complete(arguments: argparse.Namespace) -> int:
 
 
 class Chat:
-    """A conversation with one model, all of which is sent with each new message.
+    """A conversation with one model. Each new message is sent with the whole conversation.
 
     Args:
         endpoint: endpoint that serves the model.
@@ -131,10 +131,10 @@ class Chat:
         self._reset()
 
     def send(self, text: str) -> None:
-        """Sends a message and prints the response; both are added to the conversation.
+        """Sends a message and prints the response, and adds both to the conversation.
 
-        If Ctrl-C stops the response, the part that was printed is kept. If it fails, both are
-        dropped.
+        If Ctrl-C stops the response, the part that was printed is kept. If the request fails, both
+        are dropped.
 
         Raises:
             ValueError: the endpoint rejects the request, or fails.
@@ -153,7 +153,7 @@ class Chat:
         """Runs a line as a command, or sends it as a message.
 
         Raises:
-            ValueError: an unknown command, or an error of `send`.
+            ValueError: the command is unknown, or `send` failed.
             EOFError: the command ends the chat.
         """
         match line:

@@ -22,7 +22,7 @@ SHARED_MEMORY_GIB = 1
 """GiB of /dev/shm needed for Ray's object store and NCCL's buffers between the ranks of a node;
 also the value in the Helm chart."""
 OPEN_FILES = 4096
-"""Open file limit below which Ray warns. HAProxy and gateways need two per client each."""
+"""Open file limit below which Ray warns. HAProxy and gateways each need two files per client."""
 MAX_DISK_USAGE = 0.95
 """Fraction of disk usage above which Ray stores no objects (local_fs_capacity_threshold)."""
 
@@ -153,7 +153,7 @@ def check_launchers(
     Args:
         compiler: C compiler that Triton uses; None if there is none.
         header: path of Python.h.
-        has_header: whether it exists.
+        has_header: whether Python.h exists.
         gpus: GPUs of this machine; if empty, Triton is not used.
     """
     missing = []
@@ -230,7 +230,7 @@ def check_shared_memory(total_bytes: int, num_gpus: int) -> Finding:
 
 
 def check_open_files(soft: int, hard: int) -> Finding:
-    """Checks the limit of open files; Ray raises a low soft limit to the hard one."""
+    """Checks the limit on open files; Ray raises a low soft limit to the hard one."""
     limit = hard if soft < OPEN_FILES else soft
     if limit >= OPEN_FILES:
         return Finding("ok", f"ulimit -n is {soft} (hard limit {hard})")

@@ -46,8 +46,8 @@ PROGRAM_TIMEOUT_S = 30
 """Timeout in seconds of `cluster.cli.ray_probe`, and of nvidia-smi, which takes several seconds
 without the driver's persistence mode."""
 CHECKED = ("headers", "names", "configuration")
-"""Checks of a model's tensors: of the weights' headers if they are downloaded, of names if only the
-index is, otherwise of the configuration."""
+"""What was checked of a model's tensors: the headers of the weights if they are downloaded, the
+names if only the index is, otherwise only the configuration."""
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Safetensors types that are converted to the model's data type when loaded."""
 
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_versions() -> Iterator[Finding]:
-    """Versions of Python and of PACKAGES."""
+    """Reports the versions of Python and of PACKAGES."""
     yield Finding(
         "ok" if sys.version_info >= (3, 11) else "bad", f"Python {sys.version.split()[0]}"
     )
@@ -133,7 +133,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_requirements() -> Iterator[Finding]:
-    """Installed requirements of WITH_REQUIREMENTS."""
+    """Whether the requirements of WITH_REQUIREMENTS are installed."""
     versions: dict[str, str] = {
         canonicalize_name(distribution.name): distribution.version
         for distribution in importlib.metadata.distributions()
@@ -149,7 +149,7 @@ def check_requirements() -> Iterator[Finding]:
 
 
 def check_foreign_packages() -> Iterator[Finding]:
-    """Other distributions with a top-level package named like one of rayfleet's."""
+    """Whether other distributions have a top-level package that is named like one of rayfleet's."""
     owners = importlib.metadata.packages_distributions()
     for package in OUR_PACKAGES:
         foreign = sorted({name for name in owners.get(package, []) if name != "rayfleet"})
@@ -166,7 +166,7 @@ def check_foreign_packages() -> Iterator[Finding]:
 
 
 def check_haproxy() -> Iterator[Finding]:
-    """HAProxy, if installed; otherwise requests go through Serve's Python proxy."""
+    """Whether HAProxy is installed; otherwise, requests go through Serve's Python proxy."""
     from cluster.environment import has_haproxy
 
     if has_haproxy():
@@ -187,7 +187,7 @@ def check_port(port: int) -> Iterator[Finding]:
 
 
 def check_machine(gpus: list[Gpu], driver: str | None) -> Iterator[Finding]:
-    """Cores, memory, GPUs and their driver, limits, disk space."""
+    """Checks cores, memory, GPUs and their driver, limits and disk space."""
     import torch
 
     yield Finding("ok", f"{os.cpu_count()} cores")
@@ -207,7 +207,7 @@ def check_machine(gpus: list[Gpu], driver: str | None) -> Iterator[Finding]:
 
 
 def check_disk(folder: str, needed_bytes: int = 0) -> Finding:
-    """Free disk space for a folder, which may not exist yet."""
+    """Checks the free disk space for a folder, which may not exist yet."""
     existing = next(path for path in (Path(folder), *Path(folder).parents) if path.is_dir())
     usage = shutil.disk_usage(existing)
     return checks.check_disk(
@@ -252,8 +252,8 @@ def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Findin
 
 
 def check_loading(engine: EngineConfig) -> Finding:
-    """Whether gateways can load a model's tokenizer, and workers the model. Checks the headers of
-    its files or, if they are not downloaded yet, the index of its tensors.
+    """Whether gateways can load a model's tokenizer and workers can load the model. Checks the
+    headers of the weight files or, if these are not downloaded yet, the index of the tensors.
 
     Raises:
         ValueError: the tokenizer or the model cannot be loaded.
@@ -327,13 +327,13 @@ def check_adapters(engine: EngineConfig) -> Iterator[Finding]:
 def check_tensors(
     engine: EngineConfig, config: ModelConfig, world_size: int, expert_parallel: bool = False
 ) -> str:
-    """Checks that a model can be built and that its tensors match, as far as they are known.
+    """Checks that a model can be built and that its tensors match, if they are known.
 
     Returns:
         What was checked, one of CHECKED.
 
     Raises:
-        ValueError: it cannot be built, or its tensors do not match.
+        ValueError: the model cannot be built, or its tensors do not match.
     """
     from worker.models.config.checkpoint import indexed_tensors, weight_files
     from worker.models.loading.loader import build_without_weights, check_names, check_weights
@@ -355,7 +355,7 @@ def check_tensors(
 
 
 def check_head(engine: EngineConfig, config: ModelConfig) -> str:
-    """Checks an EAGLE-3 head for a model, as `check_tensors` does the model."""
+    """Checks an EAGLE-3 head for a model, in the same way as `check_tensors` checks the model."""
     from worker.models.architectures.eagle import EagleHead
     from worker.models.config.checkpoint import weight_files
     from worker.models.config.eagle_config import read_eagle
@@ -381,7 +381,7 @@ def check_cluster(address: str | None) -> Iterator[Finding]:
 
 
 def check_compiler() -> Iterator[Finding]:
-    """C++ compiler for the CPU kernels."""
+    """Whether there is a C++ compiler for the CPU kernels."""
     from kernels.native import NativeUnavailable, build_library
     from worker.rank.dtype import prefers_bf16
 
@@ -396,7 +396,7 @@ def check_compiler() -> Iterator[Finding]:
 
 
 def check_launchers(gpus: list[Gpu]) -> Iterator[Finding]:
-    """C compiler and Python headers, with which Triton compiles its driver and launchers."""
+    """Whether there are a C compiler and Python headers for Triton's driver and launchers."""
     compilers = [os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang")]
     scheme = sysconfig.get_default_scheme()
     # Triton reads Debian's own scheme (posix_local) as the usual one.
@@ -469,7 +469,7 @@ def read_elements(model: str) -> dict[str, int]:
 
 
 def width(kind: str, computed: int | None = None) -> int:
-    """Bytes per element of a safetensors type; `computed`, if given, for FLOATS."""
+    """Bytes per element of a safetensors type; `computed`, if given, applies to FLOATS."""
     if computed is not None and kind in FLOATS:
         return computed
     bits = re.search(r"\d+", kind)  # F8_E4M3, BF16, I32

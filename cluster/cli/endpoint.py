@@ -1,4 +1,4 @@
-"""Client of an OpenAI endpoint for the CLI, with one-line error messages."""
+"""Client of an OpenAI-compatible endpoint for the CLI, with one-line error messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from cluster.config import API_KEY
 from cluster.ports import is_loopback
 
 TIMEOUT_S = 600.0
-"""Timeout in seconds for the next byte: a request may be queued for long before its first token."""
+"""Timeout in seconds for the next byte: a request may wait in a queue for a long time before its
+first token."""
 DONE = b"[DONE]"
 
 
@@ -64,16 +65,16 @@ class Endpoint:
         self._opener = urllib.request.build_opener(*handlers)
 
     def get(self, path: str) -> Any:
-        """JSON response to GET of a path."""
+        """JSON response to a GET request for a path."""
         return json.loads(self.text(path))
 
     def text(self, path: str) -> str:
-        """Text response to GET of a path."""
+        """Text response to a GET request for a path."""
         with self._open(path) as response, _lost_connections():
             return response.read().decode()
 
     def post(self, path: str, body: Mapping[str, Any]) -> str:
-        """Text response to POST of a JSON body."""
+        """Text response to a POST request with a JSON body."""
         with self._open(path, body) as response, _lost_connections():
             return response.read().decode()
 

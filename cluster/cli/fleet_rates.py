@@ -19,23 +19,23 @@ class WorkerRow:
     """State of a worker at a scrape, and its rates since the previous scrape."""
 
     model: str
-    """Name of its model."""
+    """Name of the worker's model."""
     worker: str
     """ID of the worker."""
     ready: bool
-    """Whether it is ready for requests."""
+    """Whether the worker is ready for requests."""
     running: int
-    """Running requests."""
+    """Number of running requests."""
     waiting: int
-    """Waiting requests."""
+    """Number of waiting requests."""
     kv_usage: float
     """KV cache usage, 0 to 1."""
     host_usage: float | None
     """Usage of the host memory for KV offloading, 0 to 1; None if offloading is disabled."""
     adapters: int
-    """LoRA adapters on the device."""
+    """Number of LoRA adapters on the device."""
     adapter_slots: int
-    """Maximum number of them; 0 if they are disabled."""
+    """Maximum number of LoRA adapters on the device; 0 if LoRA is disabled."""
     hit_rate: float | None
     """Prefix cache hit rate of prompt tokens, 0 to 1; None if there were no prompts."""
     tokens_per_s: float
@@ -44,22 +44,22 @@ class WorkerRow:
     """Median time from arrival at the worker to the first token in ms; None if there were no
     tokens."""
     preemptions: int
-    """Preemptions since the previous scrape."""
+    """Number of preemptions since the previous scrape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRow:
-    """State of a model at a scrape, by its gateways' metrics, and rates since the previous
-    scrape."""
+    """State of a model at a scrape, and its rates since the previous scrape, both from its
+    gateways' metrics."""
 
     model: str
     """Name of the model."""
     workers_ready: int
-    """Workers that are ready for requests."""
+    """Number of workers that are ready for requests."""
     workers_wanted: int
     """Target number of workers."""
     pending: int
-    """Requests at gateways that are not assigned to a worker yet."""
+    """Number of requests at gateways that are not assigned to a worker yet."""
     requests_per_s: float
     """Finished requests per second."""
     tokens_per_s: float
@@ -80,28 +80,28 @@ class SessionRow:
     model: str
     """Name of the model."""
     live: int
-    """Sessions with requests in flight, or between two requests."""
+    """Number of sessions with requests in flight, or between two requests."""
     waiting: int
-    """Sessions that wait until workers have room for them."""
+    """Number of sessions that wait until workers have room for them."""
     longest_wait_s: float | None
-    """Longest time in seconds that one of them has been waiting; None if none waits."""
+    """Longest time in seconds that a session has been waiting; None if none is waiting."""
     cache_share: float | None
     """Contexts of live sessions as a fraction of the KV cache; None if there are no workers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterRow:
-    """Workers that have a LoRA adapter, and its rates since the previous scrape, by the gateways'
+    """Workers that have a LoRA adapter, and its rates since the previous scrape, from the gateways'
     metrics."""
 
     model: str
-    """Name of its base model."""
+    """Name of the adapter's base model."""
     adapter: str
-    """Name of the adapter; `other` for the rates of those without their own label."""
+    """Name of the adapter; `other` for the rates of adapters that have no label of their own."""
     on_device: tuple[str, ...]
-    """IDs of the workers that have it on the device."""
+    """IDs of the workers that have the adapter on the device."""
     on_host: tuple[str, ...]
-    """IDs of the workers that have it in host memory."""
+    """IDs of the workers that have the adapter in host memory."""
     requests_per_s: float
     """Requests per second."""
     tokens_per_s: float
@@ -148,7 +148,7 @@ class Scrape:
         return sum(value for _, value in self.items(name, **labels))
 
     def since(self, before: Scrape | None, name: str, **labels: str) -> float:
-        """Increase of these counters since the scrape `before`, with resets handled as in
+        """Increase in these counters since the scrape `before`, with resets handled as in
         Prometheus; 0 if `before` is None."""
         return sum(grown for _, grown in self._growths(before, name, labels))
 
@@ -163,7 +163,7 @@ class Scrape:
     def _growths(
         self, before: Scrape | None, name: str, labels: Mapping[str, str]
     ) -> Iterator[tuple[Labels, float]]:
-        """Increase of each of these counters, for processes that are also in the scrape `before`.
+        """Increase in each of these counters, for processes that are also in the scrape `before`.
 
         Otherwise the totals of a process whose node was missing from that scrape would count as an
         increase.
@@ -178,7 +178,7 @@ class Scrape:
 
 
 def _process_of(key: Labels) -> str:
-    """ID of the gateway or worker that exports a series; empty if it has neither label."""
+    """ID of the gateway or worker that exports a series; empty if the series has neither label."""
     labels = dict(key)
     return labels.get("gateway_id") or labels.get("worker_id", "")
 
@@ -225,7 +225,7 @@ def adapter_rows(before: Scrape | None, now: Scrape) -> list[AdapterRow]:
 
 
 def session_rows(response: Mapping[str, Any]) -> list[SessionRow]:
-    """Rows of a response of GET /sessions, in its order."""
+    """Rows from a response to GET /sessions, in the same order."""
     waits = defaultdict[str, list[float]](list)
     for session in response["data"]:
         if session["state"] == "waiting":
@@ -245,7 +245,7 @@ def session_rows(response: Mapping[str, Any]) -> list[SessionRow]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar per value, relative to the maximum; the lowest bars if none is above 0."""
+    """One bar per value, relative to the maximum; the lowest bars if no value is above 0."""
     top = max(values, default=0.0)
     if top <= 0.0:
         return BARS[0] * len(values)

@@ -11,7 +11,7 @@ from router.keys import KeyFile, digest_of
 from router.keys.entry import PREFIX, named
 
 KEY_BYTES = 32
-"""Random bytes of a new key, too many to recover it from its digest."""
+"""Number of random bytes in a new key: enough that the key cannot be recovered from its digest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,7 +31,7 @@ def add_options(
 
     A flag that is not given sets no attribute of the namespace.
 
-    Metadata of a field may have, besides that of `Option`:
+    A field's metadata may contain, in addition to that of `Option`:
         flag: name of the flag if it differs from the field's; None for no flag.
         aliases: additional names of the flag.
         within: flag with a JSON object that has this field as a key; for rarely used options.
@@ -86,7 +86,7 @@ def _add_flags(
     Args:
         parser: receives the flags.
         options: options of this section.
-        all_options: options of all sections, which the keys of an object may be in.
+        all_options: options of all sections; the keys of an object may be in any of them.
     """
     for option in options:
         metadata = option.field.metadata
@@ -125,8 +125,8 @@ class ObjectOption:
 
     Args:
         hints: types of the object's values by key.
-        others: options with their own flags that are accepted too: their `key` in the metadata has
-            the name in the object, and `spellings` other names of values.
+        others: options with their own flags that the object may also contain. In their metadata,
+            `key` is the name in the object, and `spellings` maps other names of values to these.
     """
 
     def __init__(self, hints: Mapping[str, Any], others: Sequence[Option] = ()) -> None:

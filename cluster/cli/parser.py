@@ -15,7 +15,7 @@ SIMILARITY = 0.6
 MAX_SUGGESTED = 3
 """Maximum number of flags suggested for a common prefix."""
 WIDTH = 1000
-"""Columns of the usage line of an error, wide enough to avoid line breaks."""
+"""Width of an error's usage line in columns, large enough to avoid line breaks."""
 ARGPARSE_GROUPS = ("positional arguments", "options")
 """Titles of argparse's default groups of arguments."""
 HELP_ON = "--help="
@@ -26,7 +26,7 @@ class CommandParser(argparse.ArgumentParser):
     """ArgumentParser with shorter errors and help; also the class of its subcommands' parsers.
 
     Flags cannot be abbreviated: a typo such as --num-worker is an error that suggests the flag.
-    Unknown flags are reported by the subcommand. In argparse the outermost parser reports them,
+    Unknown flags are reported by the subcommand. In argparse, the outermost parser reports them,
     with the usage of all commands.
     """
 
@@ -40,7 +40,7 @@ class CommandParser(argparse.ArgumentParser):
         self.common: frozenset[str] = frozenset()
         """Flags listed by plain `--help`; empty for all."""
         self.explain: Callable[[str], str] = lambda word: ""
-        """Returns a replacement for an unknown flag or argument; empty if there is none."""
+        """Function that returns a replacement for an unknown argument; empty if there is none."""
 
     def parse_known_args(  # type: ignore[override]  # argparse overloads it for other namespaces
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -104,7 +104,7 @@ class CommandParser(argparse.ArgumentParser):
         return not action.option_strings or not self.common.isdisjoint(action.option_strings)
 
     def error(self, message: str) -> NoReturn:
-        """Prints the usage and the message in a line each, and exits with status 2."""
+        """Prints the usage and the message, each on one line, and exits with status 2."""
         hint = f"(`{self.prog} --help` lists the flags)"
         self.exit(2, f"usage: {self._usage()}   {hint}\n{self.prog}: {message}\n")
 

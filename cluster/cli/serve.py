@@ -43,7 +43,7 @@ KEY_ON_PROCESS_LIST = (
     "--admin-api-key-file instead"
 )
 CERTIFICATE_CHECK_S = 60.0
-"""Interval in seconds of checks for renewed TLS certificate files."""
+"""Interval in seconds between checks for renewed TLS certificate files."""
 PER_MODEL = (FleetConfig, AutoscalingConfig, RoutingConfig, EngineConfig)
 
 
@@ -188,7 +188,7 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
     """Configuration of the fleet from the arguments.
 
     Raises:
-        ValueError: conflicting arguments, or a value out of range.
+        ValueError: arguments conflict, or a value is out of range.
     """
     per_model: dict[str, Any] = {}
     for cls in PER_MODEL:
@@ -221,7 +221,7 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
 
 
 def open_listener(endpoint: EndpointConfig) -> str | None:
-    """A warning if the endpoint requires no key and listens on more than loopback; else None."""
+    """A warning if the endpoint requires no key and listens beyond loopback; otherwise None."""
     guarded = endpoint.access.api_keys or endpoint.access.api_key_file
     if guarded or is_loopback(endpoint.host):
         return None
@@ -278,8 +278,8 @@ def _workers(model: ModelSpec) -> str:
 
 
 def banner(config: ServeConfig, base_url: str, logs: str, example: Example = CHAT) -> str:
-    """Text with the URLs of API and page, and an example request. It contains no key, since it
-    remains in terminals and logs."""
+    """Text with the URLs of the API and the web page, and an example request. It contains no key,
+    since it remains in terminals and logs."""
     body = {"model": config.models[0].name, **example.fields}
     access = config.endpoint.access
     guarded = bool(access.api_keys or access.api_key_file)

@@ -54,7 +54,7 @@ SESSION_HEADS = ("MODEL", "SESSIONS", "WAITING", "LONGEST-WAIT", "KV")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopOptions(EndpointOptions):
-    """Options of `top`: URLs of metrics, interval, and form of the output."""
+    """Options of `top`: URLs of metrics, interval, and output format."""
 
     metrics_url: tuple[str, ...] = ()
     """URL of another node's --metrics-port, such as http://node:9464; may be repeated. The
@@ -119,7 +119,7 @@ class FleetWatch:
         self.sessions: list[SessionRow] = []
         """Rows of models whose agent sessions may wait; empty if the key may not list them."""
         self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
-        """Tokens per second at the last scrapes, oldest first, by worker."""
+        """Tokens per second at the most recent scrapes, oldest first, by worker."""
         self._before: Scrape | None = None
 
     def scrape(self) -> None:
@@ -135,7 +135,7 @@ class FleetWatch:
         """Updates all rows from a scrape and the previous one.
 
         Latencies and ratios of an interval without requests keep their last values; at the first
-        scrape they cover the time since each process started.
+        scrape, they cover the time since each process started.
         """
         began = now.beginning()
         known = {row.model: row for row in [*model_rows(began, now), *self.models]}

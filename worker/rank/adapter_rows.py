@@ -17,18 +17,19 @@ class AdapterRows:
 
     Args:
         adapters: [T] slot of each token's adapter; 0 if it has none.
-        num_tiles: number of tiles of a graph; 0 for an eager step.
+        num_tiles: number of tiles in the graph; 0 for an eager step.
     """
 
     def __init__(self, adapters: npt.NDArray[np.int32], num_tiles: int) -> None:
         self._adapters, self._num_tiles = adapters, num_tiles
 
     def all(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays adapter_slots and adapter_tokens (`LoraTiles`) for all tokens."""
+        """The arrays `adapter_slots` and `adapter_tokens` (see `LoraTiles`) for all tokens."""
         return _arrays(self._adapters, self._num_tiles)
 
     def selected(self, tokens: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """The same arrays for some tokens, indexed among these."""
+        """The same arrays for the tokens with these indices only; tokens are numbered in this
+        order."""
         return _arrays(self._adapters[tokens], 0)
 
 
@@ -44,10 +45,11 @@ def adapter_rows(
 
     Args:
         adapters: [R] slot of each row's adapter; 0 if it has none.
-        lengths: [R] numbers of tokens.
+        lengths: [R] number of tokens of each row.
         max_loras: number of adapter slots.
-        is_eager: whether the step does not run on a graph.
-        is_capture: whether to capture a graph for tokens with adapters, even if none has one.
+        is_eager: whether the step runs without a CUDA graph.
+        is_capture: whether the step captures a graph for tokens with adapters, so that the result
+            is never None.
     """
     adapters = np.repeat(adapters, lengths)
     if not is_capture and not adapters.any():
@@ -56,20 +58,21 @@ def adapter_rows(
 
 
 def adapter_tiles(staged: Tensors) -> LoraTiles:
-    """The adapters in staged arrays."""
+    """LoRA tiles of a step's tokens, from their staged arrays."""
     slots, tokens = staged["adapter_slots"], staged["adapter_tokens"]
     groups = token_groups(slots, tokens) if slots.is_cpu else None
     return LoraTiles(slots=slots, tokens=tokens, groups=groups)
 
 
 def logits_tiles(selected: Tensors, tables: DeviceTables) -> LoraTiles | None:
-    """Adapters for the LM head of the tokens in `Batch.selected_adapters`; None if it has none."""
+    """Adapters that the LM head applies to the tokens in `Batch.selected_adapters`; None if the LM
+    head cannot have adapters."""
     return adapter_tiles(selected) if tables.adapts_logits else None
 
 
 def row_tiles(slot: int, num_tokens: int, tables: DeviceTables) -> LoraTiles | None:
-    """Adapters for the LM head of the tokens of one row, in slot `slot`; None if the row or the LM
-    head has none."""
+    """Adapter that the LM head applies to the tokens of one row, in slot `slot`; None if the row or
+    the LM head has no adapter."""
     if tables.adapters is None or not tables.adapts_logits:
         return None
     adapter = int(tables.adapters[slot])

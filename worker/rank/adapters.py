@@ -2,8 +2,8 @@
 
     AdapterRead ──(thread)──> host copy ──AdapterLoad──> slot on the device ──> rows (Admit.adapter)
 
-The Plan decides which adapters are where. Loads are queued on the compute stream before the rows of
-their step, and after those of earlier steps.
+The Plan determines which adapters are in host memory and on the device. Loads are queued on the
+compute stream before the rows of their step, and after those of earlier steps.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from worker.rank.batch import Batch
 logger = logging.getLogger(__name__)
 
 IDLE_S = 0.02
-"""Maximum seconds for which a Plan without rows waits for a read; a request that arrives in the
-meantime is delayed by as much."""
+"""Maximum time, in seconds, that a Plan without rows waits for a read. A request that arrives
+meanwhile is delayed by up to this time."""
 
 
 class RankAdapters:
-    """Adapters of one rank. Create it before the weights are loaded, since layers with adapters do
-    not fuse the quantization of their inputs.
+    """Adapters of one rank. Must be created before the weights are loaded, since layers with
+    adapters do not fuse the quantization of their inputs.
 
     Args:
         model: the model; its layers get buffers for the adapters.
-        config: numbers of adapters.
+        config: LoRA options, such as the number and rank of adapters.
         is_native: whether the compiled CPU library may compute the LoRA matmuls.
     """
 
@@ -65,7 +65,7 @@ class RankAdapters:
 
     @property
     def modules(self) -> Collection[str]:
-        """Names of the projections that may have adapters, with the family's names."""
+        """Projections that may have adapters, under the names that the model family uses."""
         return self._adapters.modules
 
     @property
@@ -74,8 +74,8 @@ class RankAdapters:
         return self._adapters.num_bytes
 
     def apply(self, plan: Plan) -> None:
-        """Starts the Plan's reads, queues its loads, and drops copies. Waits for the reads of
-        adapters to load and, if the Plan has no rows, up to IDLE_S for any read.
+        """Starts the Plan's reads, queues its loads, and drops copies. Waits until the adapters to
+        load have been read and, if the Plan has no rows, up to IDLE_S for any read.
 
         Raises:
             ValueError: an adapter to load could not be read.
@@ -114,7 +114,7 @@ class RankAdapters:
 
     @contextmanager
     def of_logits(self, tiles: LoraTiles | None, num_rows: int) -> Iterator[None]:
-        """Sets the adapters of rows for their logits; None if no row has one."""
+        """Sets the adapters that the LM head applies to rows; `tiles` is None if no row has one."""
         vocabulary = self._adapters.vocabulary
         rows = None if vocabulary is None else vocabulary.head_rows
         if rows is None or tiles is None:
@@ -171,7 +171,6 @@ def _since(started: float) -> float:
 
 
 def _use_device(device: torch.device) -> None:
-    """Selects the device for pinning memory in this thread, which would otherwise initialize
-    another one."""
+    """Selects the device in this thread, so that pinning memory does not initialize another one."""
     if device.type == "cuda":
         torch.cuda.set_device(device)

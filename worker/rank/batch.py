@@ -1,5 +1,5 @@
 """Batch: the inputs of one step as tensors, for eager steps and CUDA graphs alike. A step that runs
-on a graph is padded with rows of the tables' dummy slot; otherwise, there is no difference.
+on a graph is padded with rows of the tables' dummy slot; all else is the same.
 
     size                a graph of `size` rows, of one token (or one block) each
     size, num_tokens    a graph of `size` rows of any lengths, `num_tokens` tokens in all
@@ -74,24 +74,24 @@ class SamplingBatch:
     """Sampling parameters of the rows; None if all are greedy, or if a graph samples."""
     num_samples: int
     tokens: torch.Tensor | None
-    """[S] int64: indices of the step's tokens whose logits are sampled; None for all."""
+    """[S] int64: indices of the tokens from whose logits the step samples; None for all tokens."""
     destinations: torch.Tensor
     """[S] int64: cells of the flat token pool to which the sampled tokens are written."""
     filters: tuple[str, ...]
-    """Filters among top_k, top_p and log_min_p that any row applies."""
+    """Filters (of top_k, top_p and log_min_p) that at least one row uses."""
     processed: ProcessedRows | None
     """Rows with logits processors or log-probabilities; None if there are none."""
     is_captured: bool = False
     """Whether sampling runs on a graph, which samples all rows, including padding."""
     sampled_rows: Sequence[int] | None = None
-    """Rows that the Plan samples if a graph samples all; None if these are all rows."""
+    """Rows sampled by the Plan, if a graph samples all rows; None if the Plan samples all rows."""
     speculative: SpeculativeRows | None = None
     """Speculative rows, whose sampled tokens verify their drafts; None if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Inputs of one step: R rows of T tokens in all, and sampling inputs."""
+    """Inputs of one step with R rows and T tokens in total, and its sampling inputs."""
 
     rows: IntArray
     """[R, 4] on the host: slot, start, length, number of trailing positions that sample a token."""
@@ -100,7 +100,7 @@ class Batch:
     num_decodes: int
     """Number of leading rows with one token; 0 if the compiled CPU library runs the model."""
     ends: Sequence[int]
-    """Upper bounds of the rows' sequence lengths, on the host; exact if the step is eager and the
+    """Upper bounds on the rows' sequence lengths, on the host; exact if the step is eager and the
     host has placed all rows."""
     staged: StagedArrays | None
     """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device. If layers keep
@@ -117,20 +117,20 @@ class Batch:
     size: int | None
     """Number of rows of the graph on which the step runs; None for an eager step."""
     num_tokens: int = 0
-    """Number of tokens of that graph if its rows may have any length; otherwise 0."""
+    """Number of tokens of the graph if its rows may have any length; otherwise 0."""
     logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
     returns; None for all T."""
     has_adapters: bool = False
     """Whether any token has a LoRA adapter."""
     selected_adapters: Tensors | None = None
-    """Adapters of the sampled tokens, as in `staged`; None if none has any or a graph samples."""
+    """Adapters of the sampled tokens, as in `staged`; None if there are none or a graph samples."""
     signal: torch.Tensor | None = None
-    """[C, hidden]: self-conditioning signal of the last rows if they are canvases, or None."""
+    """[C, hidden]: self-conditioning signal if the last rows are canvases; otherwise None."""
 
     @property
     def has_replay(self) -> bool:
-        """Whether drafts are replayed into states, or inputs of draft rows are kept for that."""
+        """Whether drafts are replayed into states, or draft inputs are kept for a replay."""
         return self.staged is not None and "kept" in self.staged.kinds
 
 
@@ -207,7 +207,7 @@ class BatchBuilder:
 
 
 class _GraphSize(NamedTuple):
-    """`size` and `num_tokens` of a Batch."""
+    """Size of a graph: `size` and `num_tokens` as in Batch."""
 
     rows: int | None
     tokens: int
@@ -394,9 +394,9 @@ class ForwardInputs:
     """Arguments of a forward pass."""
 
     input_ids: torch.Tensor
-    """[T] int32."""
+    """[T] int32: token ids."""
     positions: torch.Tensor
-    """[T] int64."""
+    """[T] int64: positions of the tokens."""
     context: ForwardContext
 
 
@@ -471,14 +471,14 @@ def gather_inputs(
 
 
 def longest_row(batch: Batch, max_model_len: int) -> int:
-    """Maximum number of tokens of a row; an upper bound on a graph for rows of any length."""
+    """Number of tokens of the longest row; an upper bound on a graph for rows of any length."""
     if batch.num_tokens:
         return min(batch.num_tokens, max_model_len)
     return int(batch.rows[:, 2].max())
 
 
 _Parts = tuple[AttentionMetadata | None, AttentionMetadata | None]
-"""Rows with one token, and longer rows; None for a part without rows."""
+"""Attention of rows with one token, and of longer rows; None for a part without rows."""
 
 
 def _attention_inputs(
@@ -489,8 +489,8 @@ def _attention_inputs(
     *,
     is_eager: bool,
 ) -> AttentionInputs:
-    """Planned attention of a group's rows. Some queries may attend to a selection of tokens, and
-    some rows of an eager step may be computed in expanded form."""
+    """Attention metadata of a group's rows, planned by the backend. Some queries may attend to a
+    selection of tokens, and some rows of an eager step may be computed in expanded form."""
     whole, sparse, dense, expanded = parts, None, None, None
     if spec.top_k:
         parts, sparse = _split(parts, step.positions, spec.top_k)
@@ -551,7 +551,7 @@ def _attention_rows(
     spec: KVCacheSpec,
 ) -> _Parts:
     """Attention metadata of the rows of one token, which come first, and of the longer ones; None
-    for a part without rows. `query_start`: offsets of the longer rows' tokens among these."""
+    for a part without rows. `query_start`: offsets of the longer rows' tokens."""
     border, ends, last = batch.num_decodes, batch.ends, num_known_rows(batch.rows, batch.signal)
     decode, extend = None, None
     if border:

@@ -21,7 +21,7 @@ from worker.rank.streams import DeviceStreams
 from worker.rank.tables import DeviceTables
 
 _MOST_TOKENS = 2048
-"""Upper bound of the largest default size, in tokens: larger steps take longer to compute than to
+"""Upper bound on the largest default size, in tokens: larger steps take longer to compute than to
 launch."""
 
 
@@ -68,7 +68,7 @@ class CanvasGraphs:
         self._replays.clear()
 
     def size_for(self, count: int) -> int | None:
-        """The number to which this many canvases are padded; None if no graph can run them."""
+        """Size of the smallest graph that can run this many canvases; None if there is none."""
         if count > self._sizes[-1]:
             return None
         return self._sizes[bisect.bisect_left(self._sizes, count)]

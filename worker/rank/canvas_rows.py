@@ -29,7 +29,7 @@ def canvas_rows(
     tables: DeviceTables,
     spec: KVCacheSpec,
 ) -> AttentionMetadata:
-    """Attention metadata of canvases, the rows from `first` on.
+    """Attention metadata of the canvases: row `first` and all later rows.
 
     Args:
         rows: [R, 4], as in Batch.

@@ -32,7 +32,7 @@ def tune_cpu_process(num_threads: int, world_size: int) -> None:
 def native_options(
     config: EngineConfig, device: torch.device, world_size: int
 ) -> NativeOptions | None:
-    """Options of a rank for the compiled CPU library; None if it does not use it.
+    """A rank's options for the compiled CPU library; None if the rank does not use the library.
 
     By default, ranks share all cores: the library uses fewer threads for short steps anyway.
     """

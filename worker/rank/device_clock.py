@@ -2,9 +2,9 @@
 
 CUDA events only measure time relative to each other. Steps are therefore chained: the times of a
 step are computed from the end of the previous step and the time between their events, so the gap
-between two steps is as measured on the device. A chain begins at a step whose end is set to the
-time at which the host observed it. A new chain begins if a step's end would be after the time at
-which the host observed it, or long before that although the host was waiting.
+between two steps is the one measured on the device. A chain begins at a step whose end is set to
+the time at which the host observed it. A new chain begins if a step's end would be after the time
+at which the host observed it, or long before that although the host was waiting.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DeviceClock:
 
     def __init__(self) -> None:
         self._last: tuple[TimedEvent, float] | None = None
-        """End of the previous step: its event, and seconds of the host's clock."""
+        """End of the previous step: its event, and its time in seconds of the host's clock."""
 
     def place(
         self, events: Sequence[TimedEvent], *, launched: float, seen: float, waited: bool

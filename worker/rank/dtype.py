@@ -117,8 +117,8 @@ def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:
 
 
 def _multipliers(backend: CPUBackend) -> Sequence[Multiplier]:
-    """Matmul implementations that must be faster; both with `auto`, since the model determines
-    which one is used."""
+    """Matmul implementations that must be faster in bfloat16; both with `auto`, since the model
+    determines which one is used."""
     return ("native", "torch") if backend == "auto" else (backend,)
 
 

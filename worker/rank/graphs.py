@@ -42,19 +42,20 @@ logger = logging.getLogger(__name__)
 _LARGEST_DEFAULT = 512
 """Largest default size, in rows: larger steps take longer to compute than to launch."""
 _MOST_TOKENS = 2048
-"""Upper bound of the largest default size, in tokens."""
+"""Upper bound on the largest default size, in tokens."""
 _LAYER_FLOP = 1e11
 """Estimated floating-point operations that a layer can compute while its kernels are launched. On
-an H100, launching attention took 29 us and launching a norm 24 us, so the 9 kernels of a layer take
-about 150 us. In that time, the device computes 1e11 at the 550 to 650 TFLOP/s of long prompts."""
+an H100, launching attention took 29 us and launching a norm 24 us, so launching the 9 kernels of a
+layer takes about 150 us. In that time, the device performs 1e11 operations at the 550 to 650
+TFLOP/s of long prompts."""
 _TILE_TOKENS = 64
 """Tokens per matmul tile: fewer take as long, since reading the weights dominates."""
 
 Replay = Callable[[], None]
 Forward = Callable[[Batch], torch.Tensor]
-"""Hidden states [T, hidden] of a batch's tokens."""
+"""Computes the hidden states [T, hidden] of a batch's tokens."""
 ComputeLogits = Callable[[torch.Tensor, LoraTiles | None], torch.Tensor]
-"""Hidden states [S, hidden] to fp32 logits [S, vocab]."""
+"""Computes fp32 logits [S, vocab] from hidden states [S, hidden]."""
 Drafts = DeviceModelProposer | HeadProposer
 
 
@@ -344,8 +345,8 @@ class StepGraphs:
         cells: TokenCells,
         rows: StagedArrays | None,
     ) -> None:
-        """Samples one token for each row, into the token buffer and the token pool; `rows` has the
-        LoRA adapters of the rows, each of which is one token."""
+        """Samples one token for each row and writes it to the token buffer and the token pool.
+        `rows` has the LoRA adapters of the rows, each of which is one token."""
         assert self._hidden is not None, "sampling follows a forward pass"
         tiles = None if rows is None else adapter_tiles(rows)
         logits = self._compute_logits(self._hidden[:size], tiles)
@@ -402,7 +403,7 @@ class StepCapture:
     """Captures the small steps of one rank after measuring the memory that graphs take.
 
     Args:
-        sizes: sizes, in rows, ascending.
+        sizes: sizes in rows, ascending.
         token_sizes: sizes in tokens, ascending; may be empty.
         streams: the rank's streams.
         show_progress: whether to show a progress bar and log the result.
@@ -421,7 +422,7 @@ class StepCapture:
         self._streams = streams
         self._show_progress = show_progress
         self.expected = 0
-        """Measured bytes that all graphs will take."""
+        """Bytes of device memory that all graphs will take, as measured."""
 
     def measure(
         self,
@@ -507,8 +508,8 @@ def create_capture(
         streams: the rank's streams; None on CPU.
         backend: attention backend.
         model: the model's configuration.
-        draft_backend: attention backend of a draft model on the device, or of a head that drafts;
-            the same backend without either.
+        draft_backend: attention backend of a draft model on the device or of a head that drafts;
+            `backend` if there is neither.
     """
     can_capture = registry.uses_triton(group.device) and not group.is_through_host
     if streams is None or config.execution.enforce_eager or not can_capture:

@@ -21,7 +21,7 @@ class Launched(Protocol):
 
     @property
     def seq(self) -> int:
-        """Number of the step's Plan."""
+        """Sequence number of the step's Plan."""
         ...
 
     def result(self) -> StepResult:
@@ -57,7 +57,7 @@ class PlanGuard:
             raise OutOfStep(f"sampled tokens up to step {plan.digest_seq} differ from rank 0's")
 
     def record(self, result: StepResult) -> None:
-        """Adds the tokens that this rank sampled in a step to its digest."""
+        """Adds the tokens that this rank sampled in a step to the rank's digest."""
         self._digest.update(result.seq, result.token_ids)
 
     def follow(self, step: Launched) -> None:

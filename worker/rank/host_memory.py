@@ -1,5 +1,5 @@
-"""Default size of the host-memory tier: memory of this node that its ranks may pin. Imports no
-torch."""
+"""Default size of the host-memory tier: the part of this node's memory that its ranks may pin.
+Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ REQUEST_VARIABLE = "RAYFLEET_MEMORY_REQUEST"
 """Environment variable, set by the Helm chart, with the container's memory request in bytes: a pod
 that uses more may be evicted when its node runs out of memory."""
 _RESERVED = 0.5
-"""Fraction of memory reserved for other uses: Ray's object store (30 % of a node by default), page
-cache of weights, other containers that follow the same rule."""
+"""Fraction of memory reserved for other uses: Ray's object store (30 % of a node by default), the
+page cache of weights, and other containers that follow the same rule."""
 _MAX_RATIO = 2.0
 """Maximum size relative to the KV cache on the device. If agents return after minutes, twice the
 device's cache recovers most of the prefix hits; more memory takes longer to pin."""
@@ -89,8 +89,8 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Cgroups that contain this process, innermost first: folder, names of the files of the limit
-    and the usage, and the prefix of hierarchical statistics."""
+    """Cgroups that contain this process, innermost first: folder, names of the limit and usage
+    files, and the prefix of hierarchical statistics."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -26,28 +26,29 @@ from worker.rank.transfer import to_device
 logger = logging.getLogger(__name__)
 
 _STAGED_BYTES = 32 << 20
-"""Maximum size, in bytes, of a staging buffer on the device and of a piece of loads."""
+"""Maximum size, in bytes, of a staging buffer on the device and of a piece of a load."""
 _PIECE_BYTES = 1 << 20
-"""Maximum size, in bytes, of a piece of loads on CPU: it takes a fraction of a millisecond."""
+"""Maximum size, in bytes, of a piece of a load on CPU: copying it takes a fraction of a
+millisecond."""
 _MIN_S = 5e-4
-"""Minimum seconds per Plan for which loads are continued."""
+"""Minimum time, in seconds, for which each Plan continues loads."""
 _MAX_S = 0.1
-"""Maximum seconds per Plan for which loads are continued, since the time before it may have been
-idle."""
+"""Maximum time, in seconds, for which each Plan continues loads, however long ago the previous Plan
+was: the rank may have been idle since."""
 
 
 @dataclass(slots=True, eq=False)
 class Loads:
-    """A Plan's loads from host memory, made in pieces."""
+    """A Plan's loads from host memory, which are copied in pieces."""
 
     seq: int
-    """Number of the Plan."""
+    """Sequence number of the Plan."""
     pieces: Iterator[None]
-    """Each item copies a piece or, on CUDA, launches its copy."""
+    """Iterator, each item of which copies a piece or, on CUDA, launches its copy."""
     is_launched: bool = False
     """Whether no pieces are left."""
     awaited: int = 0
-    """Plan whose rows wait for the loads; 0 if there is none."""
+    """Plan whose rows wait for the loads; 0 if no rows do."""
     ms: float = 0.0
     """Milliseconds spent copying pieces on CPU."""
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
@@ -62,8 +63,8 @@ class Loads:
 
 
 class HostPages(ABC):
-    """Slots in host memory, each for the content of one page on this rank: all layers and planes;
-    and snapshots of states, if the model has any.
+    """Slots in host memory, each for the content of one page on this rank (all layers and planes),
+    and snapshots of states if the model has any.
 
     Stores are copied before a Plan's rows. Loads are copied in pieces, in the order of the Plans,
     if possible while rows that do not read them are computed:
@@ -71,7 +72,7 @@ class HostPages(ABC):
         Plan N loads    Plan N+1      Plan N+2      Plan N+3 (loaded = N)
         piece │ rows    piece │ rows  piece │ rows  the rest │ rows that read them
 
-    Each Plan copies pieces for a fraction of the time since the previous Plan, so that they delay
+    Each Plan copies pieces for a fraction of the time since the previous Plan, so that loads delay
     steps by no more than this fraction.
 
     Args:
@@ -150,7 +151,7 @@ class HostPages(ABC):
 
     @abstractmethod
     def _pieces(self, plan: Plan) -> Iterator[None]:
-        """Copies a Plan's loads, a piece with each item."""
+        """Copies a Plan's loads, one piece per iteration."""
 
     @abstractmethod
     def _run(self, loads: Loads, until: float) -> None:
@@ -167,7 +168,8 @@ class HostPages(ABC):
         None."""
 
     def _finish(self, plan: Plan, seq: int) -> None:
-        """Finishes the loads of all Plans up to `seq` for this Plan."""
+        """Makes `plan` wait for the loads of all Plans up to `seq`, after copying or launching
+        their remaining pieces."""
         while self._unawaited and self._unawaited[0].seq <= seq:
             loads = self._unawaited.popleft()
             if not loads.is_launched:

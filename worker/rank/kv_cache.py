@@ -35,10 +35,10 @@ def page_bytes(
 def allocate_planes(
     num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
 ) -> list[list[torch.Tensor]]:
-    """Tensors of all pages, [num_pages, tokens, heads, head_dim] per tensor and plane of the
-    layout; last, for each layer that caches index keys, their plane [num_pages, tokens, 1, dim].
-    Layers of `layout.beside` follow. Initialized to zeros, since attention reads unused slots of a
-    page and masks them."""
+    """Planes of all pages, by tensor: those of the layout's tensors, [num_pages, tokens, heads,
+    head_dim] each, then those of `layout.beside`. If a tensor's layer caches index keys, their
+    plane [num_pages, tokens, 1, dim] is its last one. Initialized to zeros, since attention reads
+    unused slots of a page and masks them."""
     specs = [layout.spec] * layout.group_size + [group.spec for group in layout.beside]
     tensors = [
         [

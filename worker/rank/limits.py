@@ -1,4 +1,4 @@
-"""Default limits of a step by device: maximum running requests and tokens."""
+"""Default limits of a step by device: maximum numbers of running requests and of tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepLimits(NamedTuple):
-    """Limits of the running set and of one step."""
+    """Limits on running requests and on one step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -29,8 +29,8 @@ _GPU = StepLimits(256, 2048)
 _CPU = StepLimits(64, 1024)
 _LARGE_BYTES = 70 << 30
 _STATE_SHARE = 0.2
-"""Maximum fraction of a GPU's memory for the states of running requests by default. States of
-Qwen3.5 take 20 to 60 MB per request: as much as the pages of a few thousand tokens."""
+"""Default maximum fraction of a GPU's memory for the states of running requests. States of Qwen3.5
+take 20 to 60 MB per request: as much as the pages of a few thousand tokens."""
 
 
 def resolve_limits(
@@ -62,8 +62,8 @@ def resolve_limits(
 
 
 def with_whole_prompts(config: EngineConfig, max_model_len: int, given: int) -> EngineConfig:
-    """The configuration for a bidirectional encoder, each of whose prompts is computed in one
-    step: a step has room for the longest one.
+    """The configuration for a bidirectional encoder, which computes each prompt in one step: a step
+    must have room for the longest one.
 
     Args:
         config: the configuration with all limits set.

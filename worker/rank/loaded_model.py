@@ -43,9 +43,9 @@ class LoadedModel:
     dtype: torch.dtype
     """Data type of weights and hidden states."""
     cache_dtype: torch.dtype | None
-    """Data type of the KV cache, if it differs; otherwise None."""
+    """Data type of the KV cache if it differs from `dtype`; otherwise None."""
     layout: KVCacheLayout
-    """KV caches and states of its layers."""
+    """KV caches and states of the model's layers."""
     attention: AttentionBackend
     """Attention backend."""
     adapters: RankAdapters | None
@@ -57,7 +57,7 @@ class LoadedModel:
     eagle: EagleHead | None
     """EAGLE-3 head; None if there is none."""
     head_attention: AttentionBackend
-    """Attention backend of a head that drafts: the model's, unless it is an EAGLE-3 head."""
+    """Attention backend of a head that drafts: the model's, unless the head is an EAGLE-3 head."""
 
 
 def load_model(
@@ -208,7 +208,7 @@ def _create_eagle_attention(
     dtype: torch.dtype,
     cache_dtype: torch.dtype | None,
 ) -> AttentionBackend:
-    """The attention backend of an EAGLE-3 head, whose layer is Llama's whatever the model's are."""
+    """The attention backend of an EAGLE-3 head, whose layer is always a Llama layer."""
     return create_attention_backend(
         "auto",
         AttentionSettings(

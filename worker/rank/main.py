@@ -69,7 +69,7 @@ def _load_and_serve(
     channel: RankChannel,
     at_last: ExitStack,
 ) -> None:
-    """Loads the rank and executes Plans; registers closing it with `at_last`."""
+    """Loads the rank and executes Plans; `at_last` gets a callback that closes the rank."""
     # Imported lazily: the coordinator on CPU imports this module's package and must stay
     # torch-free.
     from worker.models.layers.tensor_parallel import TensorParallelGroup

@@ -135,8 +135,8 @@ def slot_bytes(
     num_replayed: int,
     adapter_bytes: int,
 ) -> int:
-    """Bytes that a rank allocates for all slots and for LoRA adapters: states including the inputs
-    of tokens to replay, signals, and logits processors' tables.
+    """Bytes that a rank allocates for all slots and for LoRA adapters: states (including the inputs
+    of tokens to replay), signals, and logits processors' tables.
 
     Args:
         config: the engine's configuration.

@@ -25,11 +25,11 @@ class PinnedRows:
     first piece is therefore pinned immediately; `start` pins the others in a thread. Until then,
     copies to and from their rows are slower.
 
-    Pieces consist of whole rows and whole pages of memory, so that the copy of a row never crosses
-    a border, which CUDA rejects.
+    Pieces consist of whole rows and whole memory pages, so that no copy of a row crosses the
+    boundary between two pieces, which CUDA would reject.
 
     Args:
-        tensor: rows in host memory, contiguous, from the start of a page of memory.
+        tensor: contiguous rows in host memory, aligned to a memory page.
         device: the CUDA device that copies them.
 
     Raises:

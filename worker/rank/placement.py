@@ -98,14 +98,14 @@ class DevicePlacement:
     longest: int
     """Largest of `lengths`, on the host."""
     last_ends: Sequence[int]
-    """Planned ends of all rows of the step, on the host: upper bounds of the actual ends."""
+    """Planned ends of all rows of the step, on the host: upper bounds on the actual ends."""
     samples: torch.Tensor
     """[F, M] int64: index of each position's sample among the step's samples; shorter rows are
     padded with their last sample."""
     flat_samples: torch.Tensor
     """[D] int64: `samples` without padding."""
     sample_rows: torch.Tensor
-    """[D] int64: index of the speculative row of each sample."""
+    """[D] int64: index of each sample's speculative row."""
     sample_offsets: torch.Tensor
     """[D] int64: 0-based position of each sample within its row."""
 
@@ -182,12 +182,12 @@ class DevicePlacement:
         newest.index_copy_(0, self.slots, self.newest + counts)
 
     def starts(self, planned: torch.Tensor) -> torch.Tensor:
-        """First positions [R] of all rows of the step, from the planned ones."""
+        """First positions [R] of all rows of the step, computed from the planned ones."""
         return planned.index_add(0, self.rows, self.shifts)
 
     def destinations(self, planned: torch.Tensor) -> torch.Tensor:
-        """Cells [S] to which all sampled tokens are written, from the planned ones; samples at
-        positions of known tokens go to the dummy slot."""
+        """Cells [S] to which all sampled tokens are written, computed from the planned ones.
+        Samples at positions of known tokens go to the dummy slot."""
         cells = planned[self.flat_samples] + self.shifts[self.sample_rows]
         is_new = (
             self.firsts[self.sample_rows] + self.sample_offsets >= self.newest[self.sample_rows]
@@ -195,7 +195,7 @@ class DevicePlacement:
         return planned.index_copy(0, self.flat_samples, torch.where(is_new, cells, self._nowhere))
 
     def sample_positions(self, planned: torch.Tensor) -> torch.Tensor:
-        """Positions [S] of all sampled tokens, from the planned ones."""
+        """Positions [S] of all sampled tokens, computed from the planned ones."""
         return planned.index_add(0, self.flat_samples, self.shifts[self.sample_rows])
 
     def _cells(self, positions: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Pooler: vectors of requests to a pooling model, from the hidden states of a step's rows.
 
-    last    the row that computes the last token has the vector
+    last    the row that computes the last token yields the vector
     mean    each row adds its hidden states to the sum of its slot
-    cls     the row that computes the first token leaves its hidden state in the slot
+    cls     the row that computes the first token stores its hidden state in the slot
 
 HAZARD(invariance): a vector must not depend on other rows, nor on how the prompt was divided into
 chunks. Sums over tokens are sums of integers; everything after them is computed in fp64.
@@ -26,11 +26,11 @@ from worker.protocol.pooling import PoolingInfo, PoolingParams
 from worker.rank.transfer import to_device
 
 _FRACTION_BITS = 30
-"""Bits after the binary point of summed hidden states. Their resolution, 1e-9, is that of fp32 at
-0.01; sums overflow beyond 8.6e9, which is a mean of 8,600 over a million tokens."""
+"""Number of bits after the binary point of summed hidden states. Their resolution, 1e-9, is that of
+fp32 at 0.01; sums overflow beyond 8.6e9, which is a mean of 8,600 over a million tokens."""
 _SQUARE_BITS = 48
-"""Bits after the binary point of summed squares, each at most 1: sums of 32,768 terms do not
-overflow."""
+"""Number of bits after the binary point of summed squares, each at most 1: sums of 32,768 terms do
+not overflow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class PooledVectors:
     indices: Sequence[int]
     """[n]: indices of the rows in the Plan."""
     vectors: torch.Tensor
-    """[n, size] fp32."""
+    """[n, size] fp32: the vectors."""
     sizes: Sequence[int]
     """[n]: number of leading elements of each vector that were requested."""
 
@@ -108,7 +108,7 @@ class Pooler:
         self._requests: dict[int, tuple[PoolingParams, int]] = {}
         """Parameters and number of prompt tokens by slot."""
         self._second_texts: dict[int, int] = {}
-        """Index of the second text's first token by slot of a request with token types."""
+        """Index of the second text's first token, by slot of a request that has token types."""
         self._states: torch.Tensor | None = None
         """[slots, hidden]: sums in fixed point (mean), or hidden states of the first tokens
         (cls)."""

@@ -25,7 +25,7 @@ position by position, and can leave them unchanged, only in rows of up to 16 tok
 def check_engine(config: EngineConfig) -> ModelConfig:
     """Checks that a model can be served with this configuration, based on config.json.
 
-    Downloads the files of a Hub repository other than weights.
+    Downloads all files of a Hub repository except its weights.
 
     Returns:
         The model's configuration.
@@ -103,7 +103,7 @@ def check_quantization(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks an engine's configuration for a block-diffusion model; accepts all others.
+    """Checks an engine's configuration for a block-diffusion model; accepts all other models.
 
     Raises:
         ValueError: an option is not supported; the message names it.
@@ -150,7 +150,7 @@ def _check_not_speculative(config: EngineConfig) -> None:
 
 
 def check_pooling(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks an engine's configuration for a pooling model; accepts all others.
+    """Checks an engine's configuration for a pooling model; accepts all other models.
 
     Raises:
         ValueError: an option is not supported; the message names it.
@@ -212,7 +212,7 @@ def check_windows(
 
 def check_states(config: EngineConfig, model: ModelConfig) -> None:
     """Checks an engine's configuration for a model with layers that keep a state per request;
-    accepts all others.
+    accepts all other models.
 
     Raises:
         ValueError: an option is not supported; the message names it.
@@ -235,7 +235,7 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
     """Checks that the configured draft model can draft for `model`.
 
     Raises:
-        ValueError: it cannot; the message has the reason.
+        ValueError: it cannot; the message gives the reason.
     """
     if not config.draft_checkpoint:
         return

@@ -1,4 +1,4 @@
-"""One rank of a worker group: its device and shard, and a step per Plan.
+"""One rank of a worker group: its device and shard, and one step per Plan.
 
 The rank's own process (`worker/rank/main.py`), or the scheduler in the same process as rank 0
 (`worker/core/executor_local.py`), runs a step with these calls:
@@ -83,9 +83,9 @@ def _out_of_memory(error: torch.OutOfMemoryError, purpose: str, remedy: str) -> 
 class Rank:
     """One rank: `load`, `allocate`, then `launch` (and `sample`) for each Plan, then `close`.
 
-    It reports the seconds of each startup phase: connect (until all ranks have joined), download
-    (of a model from the Hub), load_weights, profile (the largest steps), capture (KV cache,
-    compiled kernels, CUDA graphs). Waiting for the coordinator's Start is not counted.
+    Reports the duration of each startup phase in seconds: connect (until all ranks have joined),
+    download (of a model from the Hub), load_weights, profile (the largest steps), capture (KV
+    cache, compiled kernels, CUDA graphs). Waiting for the coordinator's Start is not counted.
 
     Args:
         config: the group's engine configuration.
@@ -114,8 +114,8 @@ class Rank:
         """Loads the shard; returns the rank's Hello, with the number of pages that fit in memory.
 
         Raises:
-            ValueError: the checkpoint cannot be served with this configuration, or there is no
-                memory for even one page.
+            ValueError: the checkpoint cannot be served with this configuration, or there is not
+                enough memory for one page.
             RuntimeError: the device is out of memory; the message names the options to change.
         """
         config, self._group = self._config, group
@@ -234,7 +234,7 @@ class RankStep:
 
     @property
     def seq(self) -> int:
-        """Number of the step's Plan."""
+        """Sequence number of the step's Plan."""
         return self.forwarded.plan.seq
 
     def result(self) -> StepResult:

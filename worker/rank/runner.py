@@ -329,8 +329,8 @@ class ModelRunner:
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor, tiles: LoraTiles | None = None) -> torch.Tensor:
-        """Hidden states of rows [R, hidden] to fp32 logits [R, vocab_size]; `tiles` has the rows by
-        LoRA adapter; None if no row has one."""
+        """Computes fp32 logits [R, vocab_size] from hidden states of rows [R, hidden]; `tiles` has
+        the rows by LoRA adapter, and is None if no row has one."""
         if self._adapters is None:
             return self.model.compute_logits(hidden)
         with self._adapters.of_logits(tiles, len(hidden)):
@@ -417,7 +417,7 @@ class ModelRunner:
         return hidden if logits_indices is None else hidden.index_select(0, logits_indices)
 
     def _run_blocks(self, batch: Batch, blocks: BlockStep | CanvasStep | None) -> torch.Tensor:
-        """Hidden states that running blocks or canvases need; without any, as `_run`."""
+        """Hidden states that running blocks or canvases need; those of `_run` if there are none."""
         if isinstance(blocks, BlockStep) and blocks.ahead is not None:
             blocks.ahead.place(batch)
         if isinstance(blocks, CanvasStep) and blocks.signal is not None:
@@ -428,7 +428,7 @@ class ModelRunner:
 
     def _skips_unread(self) -> bool:
         """Whether the last layer skips positions whose outputs are not read. It does not if experts
-        are chosen per block, since they depend on all positions of the block."""
+        are chosen per block, since the choice depends on all positions of the block."""
         moe = self.model_config.moe
         has_blocks = moe is not None and moe.block_capacity > 0
         return "skip_unread" in self.config.dllm.features and not has_blocks
@@ -444,8 +444,8 @@ class ModelRunner:
         return self._run_canvases(batch, signal)
 
     def _run_canvases(self, batch: Batch, signal: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, hidden] of canvases with their signal [T, hidden]: on a graph if one
-        fits."""
+        """Hidden states [T, hidden] of canvases, given their signal [T, hidden]; runs on a graph if
+        one fits."""
         if batch.size is None:
             return self.run_model(replace(batch, signal=signal))
         assert self._canvas_graphs is not None, "a padded batch without graphs"
@@ -524,7 +524,7 @@ class ModelRunner:
 
     @property
     def _captured_drafts(self) -> DeviceModelProposer | HeadProposer | None:
-        """The proposer whose passes are captured in graphs."""
+        """The proposer whose passes are captured in graphs; None if there is none."""
         return self._heads if isinstance(self._heads, HeadProposer) else self._drafts
 
     def _draft_page_bytes(self) -> int:

@@ -99,7 +99,7 @@ def sample(
 def sample_logits(
     logits: torch.Tensor, parameters: SamplingParameters | None, *, native: bool = False
 ) -> torch.Tensor:
-    """Samples one token per row of the fp32 logits [S, vocab]: int64 [S].
+    """Samples one token per row of fp32 logits [S, vocab]; returns int64 [S].
 
     Args:
         logits: logits after all edits.

@@ -6,7 +6,7 @@ newest token. These two positions, which are on the device, determine what is re
 numbers of accepted drafts are not passed between steps.
 
 A row never begins before the state's position: a step is planned when the results of all but one of
-the earlier steps are known, so its window begins after the newest token of that step.
+the earlier steps are known, so its window begins after the newest token of the last known step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from worker.rank.state_rows import DraftRows
 from worker.rank.transfer import scatter
 
 _NOWHERE: Final = 1 << 62
-"""Position of a state without kept inputs; it is after every row, so that nothing is replayed."""
+"""Position of a state without kept inputs: after every row, so that nothing is replayed."""
 
 
 def num_replayed(config: EngineConfig, layout: KVCacheLayout) -> int:
@@ -68,7 +68,7 @@ class StateReplays:
         """Whether sizes are upper bounds, since the device determines the actual ones."""
 
     def admit(self, admits: Sequence[Admit]) -> None:
-        """Resets slots that get a new request, since it has no drafts."""
+        """Resets slots that get a new request, which has no drafts yet."""
         slots = [admit.slot for admit in admits if self._is_drafted[admit.slot]]
         if slots:
             self._is_drafted[slots] = False
@@ -87,7 +87,7 @@ class StateReplays:
 
     def step(self, batch: Batch) -> ReplayStep:
         """The replay before a step's rows, which advances the positions of the states; does not
-        wait for the device. Must be called once per step that has one."""
+        wait for the device. Must be called once per step that has a replay."""
         assert batch.has_replay, "nothing to replay"
         assert batch.staged is not None, "the compiled library does not support states"
         assert batch.starts is not None, "the compiled library does not support states"
@@ -123,7 +123,7 @@ class StateReplays:
             slots: [F]: slots of the rows that follow.
             starts: [F]: their first positions.
             positions: [F]: positions whose states are stored, if the replay passes them.
-            targets: [F]: indices in the state caches to which they are copied.
+            targets: [F]: indices in the state caches to which these states are copied.
         """
         states, count = self._positions[slots], self.num_tokens
         lengths = (starts - states).clamp(0, count)

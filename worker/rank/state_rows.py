@@ -1,5 +1,5 @@
-"""Pieces of a step's rows, as computed by linear-attention layers, and arrays for drafts; both are
-staged with the rows."""
+"""Pieces of a step's rows for linear-attention layers, and arrays for drafts, all staged with the
+rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from worker.rank.transfer import IntArray
 
 
 def most_pieces(num_rows: int, num_tokens: int, page_size: int) -> int:
-    """Maximum number of pieces of rows with `num_tokens` in total: each row has one that is not
-    full, and states are stored at a row's end or at page boundaries."""
+    """Maximum number of pieces of rows with `num_tokens` in total: each row has one piece that is
+    not full, and states are stored at a row's end or at page boundaries."""
     return 2 * num_rows + num_tokens // PIECE + num_tokens // page_size
 
 
@@ -150,8 +150,9 @@ def draft_arrays(
 ) -> dict[str, IntArray]:
     """Arrays from which the device computes `StateRows.kept` and `Replay`, by name: `kept` [R];
     `replay_rows`, `replay_positions` and `replay_targets` [F]: rows before which tokens are
-    replayed, the position whose state is stored then, and where; `kept_tokens`, `kept_rows` and
-    `kept_slots` [M]: tokens whose inputs are kept, their rows and slots.
+    replayed, the positions whose states are stored during the replay, and the indices where they
+    are stored; `kept_tokens`, `kept_rows` and `kept_slots` [M]: tokens whose inputs are kept, their
+    rows and slots.
 
     Args:
         table: rows [R, 4], as in Batch.

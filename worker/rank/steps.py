@@ -75,9 +75,9 @@ class SampledStep:
     sampled_rows: Sequence[int] | None = None
     """Indices of the sampled tokens that are used; None for all tokens."""
     times: RankTimes
-    """Host times; on CUDA, those of launches."""
+    """Times of the step on the host; on CUDA, those of its launches."""
     compute_ms: float
-    """Milliseconds that the host spent on the step, without waiting for masks and copies; on CUDA,
+    """Milliseconds that the host spent on the step, excluding waits for masks and copies; on CUDA,
     `result` reports device time instead."""
     slot: StepSlot | None = None
     """Buffers and events of the step; None on CPU, where a launched step has completed."""
@@ -85,16 +85,16 @@ class SampledStep:
     reports_logprobs: bool
     """Whether this rank reports log-probabilities; true on rank 0 only."""
     accepted: AcceptedTokens | None = None
-    """Acceptance of drafts; None without speculative rows."""
+    """Acceptance of drafts; None if there are no speculative rows."""
     blocks: BlockResults | RoundAhead | None = None
-    """Outcomes of running blocks, those of a round ahead on the host once the slot's step has
-    completed; None for autoregressive models."""
+    """Outcomes of running blocks; those of a round ahead are on the host once the slot's step has
+    completed. None for autoregressive models."""
     pooled: PooledVectors | None = None
     """Vectors that rank 0 reports; None if there are none, and on other ranks."""
     host_pages: HostPages | None = None
-    """Reports completed loads from host memory; None if there is no such tier."""
+    """Host-memory tier, which reports completed loads; None if there is none."""
     adapters: RankAdapters | None = None
-    """Reports LoRA adapters that have been read; None if they are disabled."""
+    """LoRA adapters, which report completed reads; None if they are disabled."""
 
     def result(self) -> StepResult:
         """The step's result; waits for the device. Must be called in launch order.

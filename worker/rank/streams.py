@@ -11,7 +11,7 @@ steps, so that no write can overtake an earlier step's read. Sampled tokens are 
 memory on the copy stream, and the host sleeps until that copy's event is recorded.
 
 HAZARD(stream): buffers that several streams use belong to a `StepSlot`. A slot is only reused once
-its last step has completed, as signalled by the slot's last event.
+its last step has completed, as signaled by the slot's last event.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class DeviceTables:
         native_sampling: whether the compiled CPU library samples tokens.
         block_size: block size of a block-diffusion model; otherwise 1.
         page_factors: number of layers that share one page, by group of layers; page ids in the page
-            table are multiplied by it.
+            table are multiplied by this number.
         keeps_states: whether layers keep a state per slot.
         num_replayed: maximum number of tokens that are replayed into the state of a slot: those of
             a draft row; 0 if states are not replayed.
@@ -140,7 +140,7 @@ class DeviceTables:
         }
 
     def write(self, staged: Tensors) -> None:
-        """Applies the writes last returned by `stage`, once on the device."""
+        """Applies the writes last returned by `stage`, once they are on the device."""
         write_table_rows_(
             self.token_pool,
             self.page_table,

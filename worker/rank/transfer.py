@@ -41,7 +41,7 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def gather(tensor: torch.Tensor, cells: Sequence[int]) -> list[int]:
-    """Values of the cells of an integer tensor [n]; waits for the device."""
+    """Reads these cells of an integer tensor [n]; waits for the device."""
     if tensor.is_cpu:  # numpy is 10x faster than torch's ops
         return list(map(tensor.numpy().item, cells))
     values: list[int] = tensor[to_device(torch.tensor(cells), tensor.device)].tolist()
@@ -49,7 +49,7 @@ def gather(tensor: torch.Tensor, cells: Sequence[int]) -> list[int]:
 
 
 def scatter(tensor: torch.Tensor, cells: Sequence[int], values: Sequence[int]) -> None:
-    """Writes values to the cells of an integer tensor [n]; does not wait for the device."""
+    """Writes values to these cells of an integer tensor [n]; does not wait for the device."""
     if tensor.is_cpu:
         array = tensor.numpy()
         for cell, value in zip(cells, values, strict=True):
@@ -68,7 +68,7 @@ class Uploader(Protocol):
     """Copies bytes to the device."""
 
     def upload(self, num_bytes: int, fill: Callable[[npt.NDArray[np.uint8]], None]) -> torch.Tensor:
-        """Copies `num_bytes` bytes, which `fill` writes, to the device: uint8 [num_bytes], for
+        """Copies `num_bytes` bytes, written by `fill`, to the device; returns uint8 [num_bytes] for
         kernels that are launched later."""
         ...
 

@@ -60,7 +60,7 @@ class HostRows(SpeculativeRows):
         return Acceptance(counts=np.array(counts), offsets=np.zeros(len(counts), dtype=np.int64))
 
     def accepted_samples(self, acceptance: Acceptance, num_samples: int) -> torch.Tensor:
-        """The mask, from the host's counts."""
+        """The mask of accepted samples, from the host's counts."""
         accepted = torch.ones(num_samples, dtype=torch.bool)
         first_samples, drafts = self.placement.first_samples, self.placement.drafts
         for first, draft, count in zip(
@@ -72,7 +72,7 @@ class HostRows(SpeculativeRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceRows(SpeculativeRows):
-    """Rows that the device placed and verifies; the host does not wait for it."""
+    """Rows that the device placed and verifies; the host does not wait for the device."""
 
     placement: DevicePlacement
     expected: torch.Tensor
@@ -91,7 +91,7 @@ class DeviceRows(SpeculativeRows):
         return Acceptance(counts=counts, offsets=offsets)
 
     def accepted_samples(self, acceptance: Acceptance, num_samples: int) -> None:
-        """None: these rows have no logits processors."""
+        """None, since these rows have no logits processors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +105,8 @@ class Acceptance:
     """[F] int64: index within the row of the first accepted sample."""
 
     def fetch(self, slot: StepSlot) -> Acceptance:
-        """Launches the copy to the host, unless the values are there; the returned tensors are
-        valid after the slot's step has completed."""
+        """Launches the copy to the host unless the values are already there. The returned tensors
+        are valid after the slot's step has completed."""
         # HAZARD(stream): nothing may be launched here, after the slot's last launch.
         if isinstance(self.counts, torch.Tensor) and isinstance(self.offsets, torch.Tensor):
             return Acceptance(counts=slot.fetch(self.counts), offsets=slot.fetch(self.offsets))
@@ -147,7 +147,7 @@ class AcceptedTokens:
         return replace(self, acceptance=self.acceptance.fetch(slot))
 
     def select(self, result: StepResult) -> StepResult:
-        """Reduces a result of all samples to the accepted tokens."""
+        """Reduces a result that covers all samples to the accepted tokens."""
         found = iter(() if self.acceptance is None else self.acceptance.to_host())
         kept: list[int] = []
         drafted: list[int] = []

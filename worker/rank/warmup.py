@@ -1,10 +1,10 @@
 """Warm-up: steps that launch every kernel of serving, so that all are compiled at startup.
 
 Triton compiles a kernel at its first launch with new constants, types or alignments, which blocks
-the rank for up to seconds. A step's constants depend on its number of tokens (tiles of attention
-and of experts) and on its requests' options (filters, processors, masks, scores, drafts), so one
-step of each kind runs before the first request. They do not depend on positions, except in sparse
-attention; all other warm-up rows therefore begin at position 0.
+the rank for up to several seconds. A step's constants depend on its number of tokens (tiles of
+attention and of experts) and on its requests' options (filters, processors, masks, scores, drafts),
+so one step of each kind runs before the first request. The constants do not depend on positions,
+except in sparse attention; all other warm-up rows therefore begin at position 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Closed loops: each slot runs one session after the other, turn by turn, with the real answers."""
+"""Closed loops: each slot runs one session after another, turn by turn, with the endpoint's
+answers."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class TurnRecord:
     """A turn that has ended, successfully or not."""
 
     is_first: bool
-    """Whether it was its session's first turn."""
+    """Whether this was the session's first turn."""
     record: Record
     ended_at: float
     """Seconds since the loops started."""
@@ -41,11 +42,12 @@ class AgentLoops:
 
     Args:
         session: HTTP session with the headers of all requests.
-        url: URL of the chat completions.
-        fields: fields of all bodies.
+        url: URL of the chat completions endpoint.
+        fields: fields of all request bodies.
         sessions: sessions to run.
         space: tokenizer for the texts.
-        max_model_len: maximum tokens of a context, at which a session ends; None for no limit.
+        max_model_len: maximum number of tokens of a context; a session that reaches it ends. None
+            for no limit.
         seed: seed of the texts.
     """
 

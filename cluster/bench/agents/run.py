@@ -36,15 +36,15 @@ class AgentOptions:
     tokenizer: str | None = None
     """Folder with tokenizer.json; by default the model's, if the server reports a local folder."""
     api_key: str | None = None
-    """API key; by default OPENAI_API_KEY of the environment."""
+    """API key; defaults to the environment variable OPENAI_API_KEY."""
     headers: tuple[str, ...] = field(default=(), metadata=HEADERS_FLAG)
     """Additional header for each request; may be repeated."""
     sessions: tuple[int, ...] = (1, 2, 4, 8)
-    """Number of concurrent sessions; may be given several times, measured in this order."""
+    """Number of concurrent sessions; may be repeated to measure several numbers in this order."""
     duration_s: float = 120.0
-    """Seconds per number of sessions, after the warm-up."""
+    """Duration of each measurement in seconds, after the warm-up."""
     warmup_s: float = 30.0
-    """Warm-up time in seconds per number of sessions, which is not measured."""
+    """Duration of the warm-up before each measurement in seconds."""
     scale: float = 1.0
     """Factor for all lengths in tokens. Contexts reach 20,000 to 150,000 tokens with 1; use a
     smaller factor for models with a shorter context, such as 0.02 for the demo."""
@@ -120,8 +120,8 @@ async def _measure(
     num_sessions: int,
     seed: int,
 ) -> tuple[list[TurnRecord], float]:
-    """Turns with this number of sessions, and how many seconds the oldest request waits at the
-    end."""
+    """Turns with this number of sessions, and how many seconds the oldest request has been waiting
+    at the end."""
     if options.trace is None:
         sessions = random_sessions(options.scale, seed)
     else:

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 _PRODUCT_SHARES: Final = (0.6, 0.3, 0.1)
-"""Shares of sessions by system prompt with tools: three agents are in use."""
+"""Fractions of sessions that use each of the system prompts with tools, one prompt per agent."""
 _COLUMNS: Final = ("session_id", "round_idx", "prefix_len", "input_len", "output_len")
 
 
@@ -27,8 +27,8 @@ class AgentTurn:
     gap_s: float
     """Seconds from the end of the answer to the next turn: tools run, or a person reads."""
     num_call: int = 0
-    """Tokens of the tool call in the answer before, whose result is appended; 0 for a message of
-    the user."""
+    """Tokens of the tool call in the previous answer, whose result is appended; 0 for a message
+    from the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,20 +36,20 @@ class AgentSession:
     """One agent from its first request to its last."""
 
     product: int
-    """Number of the system prompt; sessions with the same number share it."""
+    """Index of the system prompt; sessions with the same index share it."""
     num_system: int
     """Tokens of the system prompt."""
     turns: tuple[AgentTurn, ...]
     num_past: int = 0
-    """Turns at the start that are part of the first request, with answers of their lengths."""
+    """Number of leading turns in the first request, with random answers of the same lengths."""
 
 
 def random_sessions(scale: float, seed: int) -> Iterator[AgentSession]:
     """Endless random sessions, with lengths and gaps like those of recorded coding agents.
 
     A system prompt has 8,000 to 20,000 tokens, the first message 2,000 to 8,000, the result of a
-    tool 1,000 to 6,000, an answer 100 to 800. A session has 15 to 40 turns; 86 % follow within a
-    second.
+    tool 1,000 to 6,000, an answer 100 to 800. A session has 15 to 40 turns; 86 % of them follow
+    within a second.
 
     Args:
         scale: factor for all lengths in tokens.
@@ -75,7 +75,7 @@ def random_sessions(scale: float, seed: int) -> Iterator[AgentSession]:
 
 
 def random_gap_s(random: np.random.Generator) -> float:
-    """Seconds between two turns of an unattended agent, of which 86 % are within a second."""
+    """Seconds between two turns of an unattended agent; 86 % of these gaps are within a second."""
     place, exponent = random.random(), random.random()
     if place < 0.86:
         return float(random.uniform(0.1, 1.0))
@@ -107,7 +107,7 @@ def recorded_sessions(file: Path, scale: float) -> Iterator[AgentSession]:
 
 
 def _sessions_of(rows: Sequence[dict[str, str]], scale: float) -> list[AgentSession]:
-    """Sessions of rows; a row with round_idx 0 starts one, since ids are used several times."""
+    """Sessions of rows; a row with round_idx 0 starts a new session, since ids are reused."""
     starts = 0
     numbers = []
     for row in rows:

@@ -1,1 +1,1 @@
-"""Benchmark jobs: load on an OpenAI endpoint, from one or many nodes, with a report."""
+"""Benchmark jobs: load on an OpenAI-compatible endpoint, from one or many nodes, with a report."""

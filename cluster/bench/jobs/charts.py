@@ -20,7 +20,7 @@ _FAR = 2.0
 _NO_PLOTS = "<p>Charts need matplotlib: pip install 'rayfleet[plots]'</p>"
 
 Series = Mapping[str, Sequence[tuple[float, float]]]
-"""Points by name of the line."""
+"""Points of each line, by the line's name."""
 
 
 def line_chart(

@@ -22,9 +22,9 @@ _OF_STAGES = (
     "metrics",
     "save_detailed",
 )
-"""Options of a load without a flag, since the stages of a job set them."""
+"""Load options that have no flag, since the stages of a job set them."""
 _OF_COMPARISONS = ("base_url", "max_concurrency", "metrics", "save_detailed")
-"""Options of a load without a flag, since a comparison of endpoints sets them."""
+"""Load options that have no flag, since a comparison of endpoints sets them."""
 
 
 def add_job_commands(add: AddCommand) -> None:

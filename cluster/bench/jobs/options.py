@@ -15,10 +15,10 @@ class JobOptions:
     """Options of a job, in addition to those of its load. Field names are the flags."""
 
     kind: JobKind = "sweep"
-    """Type of job. sweep: doubles the rate until throughput does not follow; goodput: finds the
+    """Type of job. sweep: doubles the rate until throughput no longer keeps up; goodput: finds the
     highest rate with p99 latencies within the SLO; shared-prefix: prompts with shared prefixes,
-    then without; mooncake: replays a trace; scenario: steady, burst, mixed_priority and long_short
-    in turn; soak: one rate for a long time."""
+    then prompts without; mooncake: replays a trace; scenario: steady, burst, mixed_priority and
+    long_short in turn; soak: one rate for a long time."""
     rate: float = 1.0
     """Requests per second: in the first stage for sweep and goodput, the endpoint's sustainable
     rate for scenario, and in all stages otherwise."""
@@ -30,14 +30,14 @@ class JobOptions:
     """SLO: MLPerf's limits for a model, with the suffix -interactive for the interactive scenario,
     or TTFT_MS:TPOT_MS."""
     trace: str = ""
-    """Trace file of Mooncake (.jsonl), for mooncake."""
+    """Mooncake trace file (.jsonl), for mooncake."""
     speed: float = 1.0
     """Replay speed relative to the recorded trace."""
     length_scale: float = 1.0
     """Factor for the lengths of the trace's prompts, blocks and completions; set it below 1 for
     models with a short context."""
     wait_ready_s: float = 0.0
-    """Timeout in seconds to wait for the endpoint's `/ready` before the load starts; 0 does not
+    """Timeout in seconds for the endpoint's `/ready` to succeed before the load starts; 0 does not
     wait."""
     load_tasks: int = 0
     """Number of load generators, as Ray actors spread over the cluster; 0 generates the load in

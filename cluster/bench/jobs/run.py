@@ -41,11 +41,11 @@ _FOLLOWS = 0.9
 _KEEPS_UP = 0.5
 """Minimum ratio of completed to offered rate of a stage within the SLO."""
 _NARROW = 1.1
-"""Maximum ratio of the rates around the goodput at which the search ends."""
+"""Ratio of the rates around the goodput at or below which the search ends."""
 _DRIFT = 1.5
 """Maximum ratio of the p99 TTFT in a soak's last third to that in its first."""
 _POLL_S = 1.0
-"""Interval of requests to /ready in seconds."""
+"""Interval between requests to /ready in seconds."""
 _READY_TIMEOUT_S = 10.0
 """Timeout of a request to /ready in seconds."""
 _DATA, _PAGE = "result.json", "report.html"
@@ -102,7 +102,7 @@ def _open_folder(options: JobOptions) -> Path:
     """Folder for the results, created before the load starts, which may take half an hour.
 
     Raises:
-        ValueError: it cannot be created, or already contains results.
+        ValueError: the folder cannot be created, or already contains results.
     """
     folder = Path(options.out or f"rayfleet-job-{options.kind}-{datetime.now():%Y%m%d-%H%M%S}")
     existing = [name for name in (_DATA, _PAGE) if (folder / name).exists()]
@@ -143,10 +143,10 @@ def _until_all_fail(stages: Iterable[Result]) -> Iterator[Result]:
 
 
 def _wait_ready(url: str, seconds: float) -> None:
-    """Waits until GET of `url` succeeds.
+    """Waits until a GET request to `url` succeeds.
 
     Raises:
-        ValueError: it did not succeed within `seconds`.
+        ValueError: no request succeeded within `seconds`.
     """
     deadline = time.monotonic() + seconds
     reported = ""
@@ -179,7 +179,7 @@ def _stages(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Resu
 
 
 def _sweep(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Result]:
-    """Doubles the rate until the endpoint does not keep up, then tries a rate in between."""
+    """Doubles the rate until the endpoint no longer keeps up, then tries a rate in between."""
     rate = options.rate
     for _ in range(options.max_stages):
         found = play(maker.at_rate(rate))
@@ -289,7 +289,7 @@ def _row(stage: Result) -> dict[str, Any]:
 
 
 def _runner(options: JobOptions) -> tuple[Callable[[Load], LoadResult], Callable[[], None]]:
-    """Functions that run a load, and release the load generators."""
+    """Two functions: one runs a load, the other releases the load generators."""
     if options.load_tasks:
         # Imported here, since a load from this process does not need Ray.
         from cluster.bench.jobs.spread import Generators

@@ -23,7 +23,7 @@ class ScenarioOptions:
     workers: int = 2
     """Number of workers of each fleet."""
     rps: float = 0.0
-    """Requests per second, for burst at its peak. 0 measures the sustainable rate and uses 0.6
+    """Requests per second (for burst, at its peak). 0 measures the sustainable rate and uses 0.6
     times (steady, long_short), 2 times (burst) or 1.3 times (mixed_priority) this rate."""
     duration: float = 20.0
     """Duration of the load in seconds, per round and fleet."""

@@ -1,4 +1,4 @@
-"""Load generators on the nodes of a Ray cluster, which start at the same time."""
+"""Load generators on the nodes of a Ray cluster, all started at the same time."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Stage:
 
 
 class StageMaker:
-    """Builder of stages for one endpoint. Each stage has new prompts, which are in no prefix cache.
+    """Builder of stages for one endpoint. Each stage has new prompts, so none is in a prefix cache.
 
     Args:
         options: options of the job.

@@ -11,7 +11,7 @@ from cluster.bench.report import Result
 
 _BINS = 60
 _MIDDLE = (0.1, 0.9)
-"""Range of requests, as fractions in order, for which the pace is measured."""
+"""Range of requests for which the pace is measured, as fractions of all requests in order."""
 
 
 def timeline(records: Sequence[Record], began: float) -> Result:
@@ -50,7 +50,7 @@ def timeline(records: Sequence[Record], began: float) -> Result:
 
 
 def pace(records: Sequence[Record], arrivals: Sequence[float]) -> float:
-    """Ratio of the completion rate to the arrival rate of requests; below 1 the queue grows.
+    """Ratio of the completion rate to the arrival rate of requests; below 1, the queue grows.
 
     Unlike throughput over a short interval, it does not depend on request latency.
     """

@@ -62,14 +62,14 @@ class Sharing:
     part: float = 0.6
     """Fraction of requests with a shared prefix."""
     count: int = 96
-    """Number of prefixes. With the benchmark's default engine they fill the cache of one worker, or
-    half the caches of two: hits depend on which worker caches which prefix."""
+    """Number of prefixes. With the benchmark's default engine, they fill the cache of one worker,
+    or half the caches of two: hits depend on which worker caches which prefix."""
     lengths: Lengths = Lengths(median=320, sigma=0.3, minimum=64, maximum=640)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """A request of the traffic."""
+    """A planned request."""
 
     index: int
     arrival_s: float
@@ -111,7 +111,7 @@ def make_traffic(
 
     Args:
         scenario: name of the scenario.
-        rps: requests per second, for burst at its peak.
+        rps: requests per second; for burst, at its peak.
         duration: seconds of arrivals.
         vocabulary: IDs of ordinary tokens.
         seed: seed of all samples except for the shared prefixes, which are always the same.

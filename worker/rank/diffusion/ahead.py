@@ -8,12 +8,12 @@ The Plan's rows are windows: the running block or the next one. The device deter
 a row computes, as `BlockDecoder` does on the host for other steps:
 
     the block is not done            the block
-    done, but not committed yet      the block, by a row of the graph's padding, and the next block
-    the same, without such a row     the block alone: the next one follows a round later
+    done, but not committed yet      the block, in a padding row of the graph, and the next block
+    the same, but no padding row     only the block; the next one follows a round later
     done and committed               the next block
     the request has ended            nothing: the row becomes padding
 
-A step has one round, which decides positions by `device_algorithms`.
+Each step runs one round, in which `device_algorithms` decides positions.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from worker.rank.transfer import stage
 
 _START, _NUM_FIXED, _ROUNDS, _PHASE, _STATES = 0, 1, 2, 3, 4
 _UNDECIDED: Final = _STATES + 2
-"""Columns of a slot's block on the device; undecided positions follow."""
+"""First of the columns with undecided positions, in the row of a slot's block on the device."""
 
 
 class BlocksAhead:
     """Running blocks of all slots, on the device.
 
-    A slot's block is here from its first round ahead until `absorb`; otherwise it is in the block
+    A slot's block is stored here from its first round ahead until `absorb`, otherwise in the block
     table.
 
     Args:
@@ -86,8 +86,8 @@ class BlocksAhead:
         """Rounds whose outcomes are not in the block table yet, oldest first."""
 
     def suits(self, plan: Plan) -> bool:
-        """Whether the Plan can be a round ahead: all of its rows are windows, it fits a graph, and
-        the requests need nothing from the host between rounds."""
+        """Whether the Plan can run as a round ahead: all of its rows are windows, it fits a graph,
+        and the requests need nothing from the host between rounds."""
         if not 0 < len(plan.rows) < self._max_blocks() or self.tables.adapters is not None:
             return False
         if not all(isinstance(row, BlockRow) and row.is_window for row in plan.rows):
@@ -101,7 +101,7 @@ class BlocksAhead:
         )
 
     def start(self, plan: Plan) -> RoundAhead:
-        """The Plan's round, to be launched."""
+        """Returns the Plan's round, ready to be launched."""
         slots = [row.slot for row in plan.rows]
         self._enter([slot for slot in slots if not self._is_here[slot]])
         launched = RoundAhead(self, [row for row in plan.rows if isinstance(row, BlockRow)])
@@ -175,8 +175,8 @@ class RoundAhead:
 
     @property
     def planned(self) -> list[Row]:
-        """Rows of the forward pass, of a block each, whose slots and positions `place` sets: one
-        per window, and at least one for a block to commit."""
+        """Rows of the forward pass, each for one block; `place` sets their slots and positions.
+        There is one per window, and at least one more for a block to commit."""
         size, dummy_slot = self._ahead.table.block_size, self._ahead.tables.dummy_slot
         windows = [PlannedRow(row.slot, row.start, size, 0) for row in self._rows]
         return [*windows, PlannedRow(dummy_slot, 0, size, 0)]
@@ -267,7 +267,8 @@ class RoundAhead:
             self._slot.wait()
 
     def add_to(self, result: StepResult) -> StepResult:
-        """The step's result with the outcomes and tokens of the round, which has completed."""
+        """The step's result with the outcomes and tokens of the round. The round must have
+        completed."""
         self._ahead.take(self)
         found = [self._outcome_of(row, *columns) for row, *columns in self._on_host()]
         token_ids = [token_id for _, tokens in found for token_id in tokens]
@@ -279,7 +280,7 @@ class RoundAhead:
         ).add_to(result)
 
     def slot_blocks(self) -> Iterator[tuple[int, SlotBlock]]:
-        """Slots and blocks of the rows after the round, which has completed."""
+        """Slots and blocks of the rows after the round. The round must have completed."""
         for row, block, ids, _ in self._on_host():
             yield (
                 row.slot,
@@ -364,10 +365,10 @@ class _Placed(NamedTuple):
     blocks: torch.Tensor
     """[N, columns], as in BlocksAhead."""
     ids: torch.Tensor
-    """[N, B] int32."""
+    """[N, B] int32: tokens; the mask token if undecided."""
     cells: torch.Tensor
     """[N * B] int64: cells of the flat token pool."""
     decides: torch.Tensor
-    """[N] bool: whether the row has a round."""
+    """[N] bool: whether the round decides positions of the row's block."""
     has_ended: torch.Tensor
     """[N] bool: whether the request has ended."""

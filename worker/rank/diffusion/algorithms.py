@@ -27,7 +27,7 @@ _POST_EDIT_STEPS, _FINISHED = 0, 1
 
 
 class Unmasking(DiffusionAlgorithm):
-    """Decides positions, none of which changes again.
+    """Decides positions that then never change.
 
     A block is done after the forward pass in which it has no undecided position.
     """
@@ -50,7 +50,7 @@ class Unmasking(DiffusionAlgorithm):
 
 
 class LowConfidence(Unmasking):
-    """Decides positions whose confidence is above the threshold; if there are fewer than the
+    """Decides positions whose confidence is above the threshold or, if there are fewer than the
     round's share of the block, the most confident ones (LLaDA, arXiv 2502.09992; dynamic
     thresholds: Fast-dLLM, arXiv 2505.22618; SDAR's `low_confidence_dynamic`)."""
 
@@ -78,8 +78,8 @@ class Sequential(Unmasking):
 
 
 class EntropyBounded(Unmasking):
-    """Decides positions in ascending order of entropy while the sum of their entropies does not
-    exceed a bound, but at least one (SDAR's `entropy_bounded`; arXiv 2505.24857)."""
+    """Decides positions in ascending order of entropy as long as the sum of their entropies does
+    not exceed a bound, and at least one (SDAR's `entropy_bounded`; arXiv 2505.24857)."""
 
     needs_entropy: ClassVar[bool] = True
 
@@ -103,8 +103,8 @@ def unmask(batch: BlockBatch, confidence: FloatArray, least: Counts | int = 1) -
 
 
 def _shares(batch: BlockBatch) -> Counts:
-    """Number of positions [N] of each block's share in its round: the block size is distributed as
-    evenly as possible over the block's `steps`, with more positions in the first rounds."""
+    """Each block's share of positions in its round, [N]: the block size is distributed as evenly as
+    possible over the block's `steps`, with more positions in the first rounds."""
     quotient, remainder = np.divmod(batch.ids.shape[1], batch.params.steps[:, 0])
     shares: Counts = np.maximum(quotient + (batch.rounds < remainder), 1)
     return shares
@@ -122,8 +122,7 @@ class JointThreshold(DiffusionAlgorithm):
     default_threshold: ClassVar[float] = 0.5
 
     def init_step_state(self, block_size: int) -> tuple[int, ...]:
-        """The initial state: 0 rounds since the last position was decided, and 0 because the block
-        is not finished."""
+        """The initial state: no rounds since the last position was decided, and not finished."""
         return (0, 0)
 
     def step(self, batch: BlockBatch, logits: torch.Tensor, states: IntArray | None) -> BoolArray:

@@ -41,7 +41,7 @@ class EditProposal(NamedTuple):
     unmasked: IntArray
     """Most likely tokens other than the mask token."""
     unmasked_confidence: FloatArray
-    """Probability of each of `unmasked`."""
+    """Probability of each token in `unmasked`."""
     plain: IntArray
     """Most likely tokens that are not special."""
 
@@ -86,8 +86,8 @@ class BlockBatch:
     """[N]: completed rounds of each block."""
     params: BlockParams
     report_at_once: bool
-    """Whether a round of an editing algorithm that changes nothing reports its block as done; if
-    not, the next round reports it."""
+    """Whether an editing algorithm reports a block as done in the round that changes nothing;
+    otherwise, the next round reports it."""
     propose: Callable[[torch.Tensor], Proposal]
     """Proposes one token for each scored position from logits [S, vocab], which it may overwrite.
 
@@ -98,8 +98,8 @@ class BlockBatch:
     propose_edits: Callable[[torch.Tensor], EditProposal]
     """Proposes tokens like `propose`, but includes special ones and keeps the logits."""
     histories: Sequence[list[IntArray]]
-    """[N]: what the algorithm has kept from the blocks' rounds, arrays [2, B]; it may append to
-    these lists."""
+    """[N]: arrays [2, B] that the algorithm recorded in earlier rounds, in a list per block. The
+    algorithm may append to these lists."""
     special: SpecialTokens | None
     """Special tokens of a model that deletes and inserts tokens; otherwise None."""
 
@@ -114,7 +114,8 @@ class DiffusionAlgorithm(ABC):
     default_threshold: ClassVar[float]
 
     def init_step_state(self, block_size: int) -> tuple[int, ...] | None:
-        """State of a block of that size before its first round; None for a stateless algorithm.
+        """State of a block of `block_size` positions before its first round; None for a stateless
+        algorithm.
 
         The state is opaque to callers, which keep it between rounds.
         """

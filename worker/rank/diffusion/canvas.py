@@ -37,7 +37,7 @@ Transform = Callable[[torch.Tensor], torch.Tensor]
 """A function of the rows of a tensor."""
 _Words = npt.NDArray[np.uint64]
 _MIN_LOGIT: Final = -3e4
-"""Lower bound of logits: finite in fp16, and so low that its exp() is 0. If logits processors
+"""Lower bound on logits: finite in fp16, and so low that its exp() is 0. If logits processors
 exclude all tokens of a position, infinite logits would make the signal of the whole canvas NaN."""
 
 
@@ -46,14 +46,15 @@ class CanvasStep:
     """A Plan with rows of known tokens and of canvases."""
 
     plan: Plan
-    """The Plan with rows that sample nothing, those of canvases last."""
+    """The Plan with rows that sample nothing; rows of canvases come last."""
     canvases: Sequence[BlockRow] = ()
     """Canvases of the Plan."""
     logits_indices: torch.Tensor | None = None
-    """Indices of the first pass's tokens whose hidden states are needed, those of canvases; None
-    for all, and without rows."""
+    """Indices of the first pass's tokens whose hidden states are needed, which are those of the
+    canvases; None if all are needed or there are no rows."""
     signal: torch.Tensor | None = None
-    """[C, hidden]: self-conditioning signal of the canvases in the first pass, or None."""
+    """[C, hidden]: self-conditioning signal of the canvases in the first pass; None if there is
+    none."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -86,8 +87,9 @@ class CanvasDecoder:
         tables: the rank's tables, from which forward passes read tokens.
         dtype: data type of hidden states.
         forward: runs canvases, whose tokens are in the tables.
-        score: hidden states [C, hidden] to fp32 logits [C, vocab].
-        embed: distributions over tokens [C, vocab] to weighted averages of embeddings [C, hidden].
+        score: computes fp32 logits [C, vocab] from hidden states [C, hidden].
+        embed: computes averages of embeddings [C, hidden], weighted by distributions over tokens
+            [C, vocab].
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class CanvasDecoder:
         self._best = torch.zeros(num_slots, length, dtype=torch.int64, device=tables.device)
         """Most likely tokens of each slot's last round."""
         self._num_equal = torch.zeros(num_slots, dtype=torch.int64, device=tables.device)
-        """Number of consecutive last rounds of each slot with the same most likely tokens."""
+        """Number of most recent consecutive rounds with the same most likely tokens, by slot."""
         self._starts = np.full(num_slots, -1, dtype=np.int64)
         """First position of each slot's canvas; -1 before the request's first one."""
         self._rounds = np.zeros(num_slots, dtype=np.int64)
@@ -154,7 +156,7 @@ class CanvasDecoder:
     def run(
         self, step: CanvasStep, hidden: torch.Tensor | None, masks: bytes = b""
     ) -> BlockResults:
-        """Runs the Plan's rounds, after their first forward pass; arguments as in BlockDecoder."""
+        """Runs the Plan's rounds after their first forward pass; arguments as in BlockDecoder."""
         assert not masks, "canvases with grammars"
         canvases = [RunningCanvas(row=row) for row in step.canvases]
         num_forwards = int(hidden is not None)
@@ -173,8 +175,8 @@ class CanvasDecoder:
     ) -> int:
         """Runs rounds until the step ends; returns the number of forward passes.
 
-        First done, first out (FDFO): the step ends when any canvas is done, or after
-        `Plan.max_rounds`. Otherwise it ends when all are done.
+        With first done, first out (FDFO), the step ends when any canvas is done, or after
+        `Plan.max_rounds`. Without it, the step ends when all are done.
         """
         num_forwards = 1
         running = canvases
@@ -214,15 +216,15 @@ class CanvasDecoder:
     def _decide(
         self, row: BlockRow, hidden: torch.Tensor, noise: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decides the next tokens of a canvas, and whether it is then done.
+        """Decides the next tokens of a canvas, and whether they complete the canvas.
 
         Args:
             row: the canvas; its round is already counted.
-            hidden: [C, hidden].
+            hidden: [C, hidden]: hidden states of the canvas.
             noise: [C] int64: random tokens.
 
         Returns:
-            Tokens [C] int64, and whether the canvas is done, a bool.
+            Tokens [C] int64, and whether the canvas is done.
         """
         canvas, slot = self._canvas, row.slot
         index, max_rounds = int(self._rounds[slot]) - 1, int(self._max_rounds[slot])
@@ -271,8 +273,8 @@ class CanvasDecoder:
     def _process(self, row: BlockRow, logits: torch.Tensor) -> None:
         """Applies logits processors to logits [C, vocab] in place.
 
-        A position is penalized for the tokens before its canvas, and for those to its left in the
-        canvas that the round has computed.
+        Penalties at a position count the tokens before its canvas, and those to its left in the
+        canvas as computed in this round.
         """
         sampling = self._tables.sampling
         offsets = np.arange(len(logits))
@@ -283,8 +285,8 @@ class CanvasDecoder:
 
     def _logprobs(self, slot: int, hidden: torch.Tensor) -> list[TokenLogprobs | None]:
         """Log-probabilities of a finished canvas's tokens in the raw distributions of its last
-        round, which had the hidden states [C, hidden]; None for each token if the request does not
-        return any.
+        round, given that round's hidden states [C, hidden]; None for each token if the request does
+        not return any.
 
         Logits are computed again: keeping them would take C * vocab floats per canvas.
         """
@@ -303,7 +305,7 @@ class CanvasDecoder:
 
     def _random_tokens(self, rows: Sequence[BlockRow]) -> torch.Tensor:
         """Random tokens [R, C] int64 of canvases in their current rounds: before the first round,
-        the initial tokens; after n rounds, the new random tokens of round n."""
+        the initial tokens; after round n, the new random tokens of round n."""
         slots = np.array([row.slot for row in rows], dtype=np.int64)
         positions = self._starts[slots, None] + np.arange(self._canvas.length)
         tokens = random_tokens(
@@ -326,8 +328,8 @@ class CanvasDecoder:
         )
 
     def _split(self, rows: Sequence[Row]) -> tuple[list[Row], list[BlockRow]]:
-        """Rows of known tokens, those of one token first, and of canvases, each of which may share
-        a row of the Plan with the known tokens before it.
+        """Splits rows into rows of known tokens, of which those with one token come first, and rows
+        of canvases. In the Plan, a canvas may share a row with the known tokens before it.
 
         Both are computed in one pass: a layer stores the keys of all tokens before any query reads
         them.
@@ -384,8 +386,8 @@ def random_tokens(
 ) -> npt.NDArray[np.int64]:
     """Uniformly distributed tokens, a function of the request's seed, the position and the round.
 
-    The three arrays are broadcast. A word is mixed as in SplitMix64 (Steele et al., 2014), and its
-    upper half is scaled to the vocabulary.
+    The three arrays are broadcast. Each combination is hashed as in SplitMix64 (Steele et al.,
+    2014), and the upper 32 bits are scaled to the vocabulary.
     """
     words = _mixed(seeds.astype(np.uint64))
     words = words + positions.astype(np.uint64) * _POSITION + rounds.astype(np.uint64) * _ROUND

@@ -31,7 +31,7 @@ Forward = Callable[[Plan, torch.Tensor], torch.Tensor]
 """Runs a Plan's rows; returns the hidden states [S, hidden] of the tokens with these indices
 [S]."""
 Score = Callable[[torch.Tensor], torch.Tensor]
-"""Hidden states [S, hidden] to fp32 logits [S, vocab]."""
+"""Computes fp32 logits [S, vocab] from hidden states [S, hidden]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,17 +47,17 @@ class BlockStep:
     left_out: tuple[int, ...] = ()
     """Indices, among the BlockRows of the original Plan, of windows whose requests had ended."""
     ahead: RoundAhead | None = None
-    """The Plan's round if it is launched before the outcome of the previous step is known; it has
-    the blocks then. None for other steps."""
+    """The Plan's round, which then holds the running blocks, if it is launched before the outcome
+    of the previous step is known; None for other steps."""
 
 
 class BlockDecoder:
     """Runs rounds of running blocks, whose requests may use different algorithms.
 
-    All ranks have the same logits, make the same decisions and so run the same rounds.
+    All ranks have the same logits and make the same decisions, so they run the same rounds.
 
     Args:
-        config: the engine's configuration; `dllm_fdfo` is the execution mode.
+        config: the engine's configuration; `dllm.fdfo` is the execution mode.
         model: the model's configuration: block size, mask token and vocabulary.
         tables: the rank's tables, from which forward passes read tokens.
         forward: runs a Plan's rows, whose tokens are in the tables.
@@ -97,7 +97,7 @@ class BlockDecoder:
             threshold=config.dllm.threshold,
         )
         self._ahead: BlocksAhead | None = None
-        """Blocks on the device; None on CPU, and if blocks wait for each other."""
+        """Blocks on the device; None on CPU, or if blocks wait for each other."""
         if tables.device.type == "cuda" and config.dllm.fdfo:
             self._ahead = BlocksAhead(
                 *(self.table, tables),
@@ -148,8 +148,8 @@ class BlockDecoder:
         """Makes the row's block the running block of its slot; returns whether its tokens must be
         written to the device.
 
-        From then on, the tokens of the previous block count for penalties. Tokens of a request that
-        this Plan admits are counted when it is admitted.
+        The tokens of the previous block then count for penalties. Tokens of a request that this
+        Plan admits are counted when it is admitted.
         """
         table, slot, start = self.table, row.slot, self._block_start(row)
         if 0 <= table.starts[slot] < start:
@@ -159,8 +159,7 @@ class BlockDecoder:
     def run(
         self, step: BlockStep, hidden: torch.Tensor | None, masks: bytes = b""
     ) -> BlockResults | RoundAhead:
-        """Runs the Plan's rounds, after their first forward pass; those of a round ahead are only
-        launched.
+        """Runs the Plan's rounds after their first forward pass. A round ahead is only launched.
 
         Args:
             step: the step as `prepare` returned it.
@@ -196,9 +195,9 @@ class BlockDecoder:
     def _run_rounds(self, plan: Plan, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> int:
         """Runs rounds until the step ends; returns the number of forward passes.
 
-        First done, first out (FDFO): the step ends when any block is done, or after
-        `Plan.max_rounds`; the other blocks continue in the next step. Otherwise it ends when all
-        blocks are done; blocks that finish earlier stay in the forward passes until then.
+        With first done, first out (FDFO), the step ends when any block is done, or after
+        `Plan.max_rounds`; the other blocks continue in the next step. Without it, the step ends
+        when all blocks are done; blocks that finish earlier stay in the forward passes until then.
         """
         num_forwards = 0
         while True:
@@ -280,8 +279,8 @@ class BlockDecoder:
             self._finish(block, is_done, edits=algorithm.edits)
 
     def _step_guided(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
-        """Runs one step for blocks under a grammar: proposes tokens, from the leftmost undecided
-        position up to the first one below the threshold, which the grammar will check."""
+        """Runs one step for blocks under a grammar: proposes tokens for the grammar to check, from
+        the leftmost undecided position up to the first one below the threshold."""
         table = self.table
         slots = [block.row.slot for block in blocks]
         undecided = table.undecided[slots]
@@ -318,7 +317,8 @@ class BlockDecoder:
     ) -> ScoredPositions:
         """The scored positions [N, B] of blocks, with their logits after logits processors.
 
-        A position is penalized for the tokens before its block and those to its left in the block.
+        Penalties at a position count the tokens before its block and those to its left in the
+        block.
         """
         rows, columns = np.nonzero(scored)
         sampling, table = self._tables.sampling, self.table

@@ -1,6 +1,8 @@
-"""Diffusion algorithms on the device: one round of blocks whose requests may use different ones.
+"""Diffusion algorithms on the device: one round of blocks whose requests may use different
+algorithms.
 
-The decisions are those of `algorithms.py`, which runs on the host, without waiting for the device.
+Decisions are the same as those of `algorithms.py` on the host, but are made without waiting for the
+device.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ ON_DEVICE: Final[tuple[DllmAlgorithm, ...]] = (
     "EntropyBounded",
     "JointThreshold",
 )
-"""Algorithms of which rounds can run on the device; JointThreshold only without a penalty."""
+"""Algorithms whose rounds can run on the device; JointThreshold only if it has no penalty."""
 _WITH_THRESHOLD: Final = ("LowConfidence", "JointThreshold")
 
 
@@ -32,7 +34,7 @@ class DeviceProposal(NamedTuple):
     """Proposed tokens for all positions of N blocks, [N, B] each."""
 
     token_ids: torch.Tensor
-    """int32."""
+    """int32: the tokens."""
     confidence: torch.Tensor
     """fp32: probability of each token."""
     entropy: torch.Tensor | None
@@ -43,9 +45,9 @@ class Decisions(NamedTuple):
     """Blocks after a round."""
 
     ids: torch.Tensor
-    """[N, B] int32."""
+    """[N, B] int32: tokens; the mask token if undecided."""
     undecided: torch.Tensor
-    """[N, B] bool."""
+    """[N, B] bool: positions without a token."""
     states: torch.Tensor
     """[N, 2] int64: states of editing algorithms."""
     done: torch.Tensor
@@ -68,13 +70,14 @@ class DeviceParams:
     is_sequential: torch.Tensor | None
     is_entropy_bounded: torch.Tensor | None
     edits: torch.Tensor | None
-    """Bool: blocks of Sequential, EntropyBounded and JointThreshold; None if there are none."""
+    """Bool masks of blocks that use Sequential, EntropyBounded and JointThreshold, respectively;
+    None if no block does."""
 
 
 def columns_of(
     names: Sequence[DllmAlgorithm], params: BlockParams, block_size: int
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Arrays [N] to send to the device, from which `params_on_device` makes the parameters."""
+    """Arrays [N] to send to the device, where `params_on_device` turns them into parameters."""
     kinds = np.array(names)
     edits = kinds == "JointThreshold"
     # An editing round decides at least one position, as does one of `block_size` steps.
@@ -131,7 +134,7 @@ def decide(
 
     Args:
         ids: [N, B] int32: tokens, the mask token if undecided.
-        undecided: [N, B] bool.
+        undecided: [N, B] bool: positions without a token.
         fixed: [N, B] bool: positions that hold tokens of the prompt.
         rounds: [N, 1] int64: completed rounds.
         states: [N, 2] int64: states of editing algorithms.
@@ -181,7 +184,7 @@ def _to_decide(
 
 
 def _lowest(values: torch.Tensor, undecided: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Mask [N, B] as of `base.lowest`."""
+    """Mask [N, B] as in `base.lowest`."""
     # NaN, of positions whose tokens are all excluded, would be sorted behind decided positions.
     finite = values.nan_to_num(nan=torch.finfo(torch.float32).max)
     order = finite.masked_fill(~undecided, torch.inf).argsort(dim=1, stable=True)

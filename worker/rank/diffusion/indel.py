@@ -120,7 +120,7 @@ class _Block:
         return is_last and np.array_equal(before, self._ids)
 
     def _count(self) -> bool:
-        """Counts the round; returns whether it is the last one that may write."""
+        """Counts the round; returns whether it is the last one that may write tokens."""
         is_complete = not self._original.any()
         self._state[_UPDATES] += 1
         self._state[_POST_EDIT_STEPS] += is_complete
@@ -131,9 +131,9 @@ class _Block:
         )
 
     def _take(self, confidence: FloatArray, is_last: bool) -> BoolArray:
-        """Undecided positions to decide: those above the threshold or, if these are too few, as
-        many of the most confident ones as ensure that at least one was not inserted. All of them in
-        the last round, or if all were inserted."""
+        """Undecided positions to decide: those above the threshold or, if there are too few, the
+        most confident ones. Enough are decided to include at least one that was not inserted. In
+        the last round, or if all were inserted, all are decided."""
         take: BoolArray = self._undecided.copy()
         if not is_last and self._original.any():
             least = 1 + int((take & ~self._original).sum())
@@ -158,8 +158,8 @@ class _Block:
         tokens[position] = int(logits.argmax())
 
     def _move(self, before: IntArray) -> None:
-        """Applies deletions and insertions among the written tokens; `before`: [B]: the tokens
-        before they were written."""
+        """Applies deletions and insertions among the written tokens; `before` [B] has the tokens
+        before writing."""
         size, first = len(self._ids), int(self._fixed.sum())
         ids, inserted = self._ids[:first].tolist(), self._inserted[:first].tolist()
         for position in range(first, size):

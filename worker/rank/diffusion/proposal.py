@@ -14,7 +14,7 @@ from worker.rank.diffusion.base import BoolArray, EditProposal, Proposal, Specia
 from worker.rank.sampling.state import SamplingState
 
 ROUND_STRIDE = np.int64(0x9E3779B97F4A7C15 - 2**64)
-"""Difference of the keys of two successive rounds. Odd, so that keys do not repeat modulo
+"""Difference between the keys of two successive rounds. Odd, so that keys do not repeat modulo
 2**64."""
 
 

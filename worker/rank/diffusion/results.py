@@ -1,4 +1,4 @@
-"""Results of a Plan's rounds, as they are reported to the coordinator."""
+"""Results of a Plan's rounds, as reported to the coordinator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BlockResults:
     outcomes: list[BlockOutcome]
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
-    """Log-probabilities of `token_ids`; None for each of a request that does not return any."""
+    """Log-probabilities of `token_ids`; None for a token whose request does not return any."""
     num_forwards: int
 
     def add_to(self, result: StepResult) -> StepResult:

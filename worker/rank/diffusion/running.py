@@ -27,7 +27,7 @@ class RunningBlock:
     needs_logits: BoolArray | None = None
     """[B]: positions whose logits the next step needs."""
     first: int = 0
-    """Index of the block's first row among the logits of that pass."""
+    """Index of the block's first row among the logits of the next forward pass."""
     mask: bytes | None = None
     """Grammar bitmask of the leftmost undecided position; None if there is no grammar."""
     is_done: bool = False
@@ -76,7 +76,7 @@ def index_logits(
 
 
 def logits_rows(blocks: Sequence[RunningBlock], rows: _Indices, columns: _Indices) -> _Indices:
-    """Rows [S] of a pass's logits with positions `columns` [S] of blocks `rows` [S]."""
+    """Rows [S] of a pass's logits for positions `columns` [S] of blocks `rows` [S]."""
     needs_logits = np.array([block.needs_logits for block in blocks])
     assert needs_logits[rows, columns].all(), "a scored position has no logits"
     first = np.array([block.first for block in blocks], dtype=np.int64)

@@ -36,9 +36,9 @@ class ScoredPositions:
     def logprobs(
         self, token_ids: IntArray, chosen: BoolArray
     ) -> list[tuple[int, int, TokenLogprobs]]:
-        """Log-probabilities of tokens [N, B] at those of the positions `chosen` [N, B] whose
-        requests return any, each with its block and its position in the block; waits for the
-        device."""
+        """Log-probabilities of tokens [N, B] at the positions in the mask `chosen` [N, B], each
+        with its block and position in the block; positions whose requests do not return any are
+        skipped. Waits for the device."""
         if self.reported is None or self.raw is None:
             return []
         samples = np.array(self.reported.rows_host)

@@ -44,12 +44,12 @@ class Phase(IntEnum):
 
 
 class SlotBlock(NamedTuple):
-    """A slot's block, as a round ahead starts with it or leaves it."""
+    """A slot's block before or after a round ahead."""
 
     start: int
     """First position."""
     num_fixed: int
-    """Number of tokens at its beginning that the request had before."""
+    """Number of tokens at its beginning that the request already had."""
     rounds: int
     """Completed rounds."""
     phase: Phase
@@ -64,7 +64,7 @@ class SlotBlock(NamedTuple):
 class BlockTable:
     """Tokens, undecided positions, round and algorithm state of each slot's running block.
 
-    A block becomes the running block with the first row of its request that ends with it. It stays
+    A block becomes its slot's running block when a row of the request first ends with it. It stays
     in the table until the next block replaces it or another request gets the slot.
 
     Args:
@@ -109,7 +109,7 @@ class BlockTable:
         self.fixed = np.zeros(shape, dtype=np.bool_)
         self.states = np.zeros((num_slots, self._state_size), dtype=np.int32)
         self.histories: list[list[IntArray]] = [[] for _ in range(num_slots)]
-        """What the algorithm has kept from the rounds of each slot's block: arrays [2, B]."""
+        """Arrays [2, B] that the algorithm recorded in the rounds of each slot's block."""
         self.rounds = np.zeros(num_slots, dtype=np.int64)
         """Number of completed rounds of each slot's block."""
         self.starts = np.full(num_slots, -1, dtype=np.int64)
@@ -126,7 +126,7 @@ class BlockTable:
         self._is_committed = np.zeros(num_slots, dtype=np.bool_)
         """Whether the KV cache has the final tokens of a block that is done."""
         self._has_ended = np.zeros(num_slots, dtype=np.bool_)
-        """Whether a done block has ended its request."""
+        """Whether the slot's block is done and has ended its request."""
         self._fresh = np.zeros(num_slots, dtype=np.bool_)
         """Whether the slot's block is new in `ids` and not yet in the device's token pool."""
         self._names: list[DllmAlgorithm] = [algorithm] * num_slots

@@ -37,7 +37,7 @@ class SampledRow(NamedTuple):
     """One sampled token of a request with logits processors or log-probabilities."""
 
     sample: int
-    """Index of the sample, and its row in the logits."""
+    """Index of the sample, which is also its row in the logits."""
     slot: int
     end: int
     """Position of the new token."""
@@ -75,7 +75,7 @@ class TokenMaskTable:
         # Allocated for the first request that needs it: on most servers, none does.
         self._masks: torch.Tensor | None = None
         self._min_tokens: dict[int, int] = {}
-        """`min_tokens` by slot, of slots with masks."""
+        """`min_tokens` of the slots that have masks."""
 
     def admit(self, slot: int, params: LogitsParams) -> None:
         """Replaces the slot's masks."""
@@ -152,7 +152,7 @@ class TokenEditTable:
         # Allocated for the first request that needs it: on most servers, none does.
         self._edits: TokenEdits | None = None
         self._slots: dict[int, _Edits] = {}
-        """Sizes by slot, of slots with edits."""
+        """Sizes of the edits of the slots that have any."""
 
     @staticmethod
     def num_bytes(num_rows: int) -> int:

@@ -25,7 +25,7 @@ PROMPT_BLOCK = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenTokens:
-    """Tokens that requests have named, which are reported instead of the most likely ones."""
+    """Tokens named by requests, which are reported instead of the most likely ones."""
 
     token_ids: Sequence[Sequence[int]]
     """Tokens of each row; empty for rows that report the most likely ones."""
@@ -47,7 +47,7 @@ class LogprobRows:
     """Rows of a step's logits whose requests return log-probabilities."""
 
     rows: torch.Tensor
-    """[n] int64 on the device."""
+    """[n] int64 on the device: indices of the rows."""
     rows_host: Sequence[int]
     """The same rows on the host."""
     num_top: Sequence[int]

@@ -46,8 +46,8 @@ class MaskRows:
         return to_device(torch.from_numpy(words.reshape(self._shape)), self._device)
 
     def rows_among(self, samples: Sequence[int]) -> torch.Tensor:
-        """Masked rows, int64 [M], as indices among all rows of a batch, of which only `samples`
-        sample."""
+        """Masked rows, int64 [M], as indices among all rows of a batch in which only the rows
+        `samples` are sampled."""
         return to_device(torch.tensor([samples[row] for row in self._rows]), self._device)
 
     def apply(self, logits: torch.Tensor, *, native: bool = False) -> None:

@@ -10,7 +10,7 @@ _KEEP, _KEEP_OWN = 0.98, 0.9
 """Factor by which a guess's weight decays with each later guess of the same level: in the shares
 over all requests, and in those of its own request."""
 _COMMON_WEIGHT = 3.0
-"""Number of a request's guesses that weigh as much as the share over all requests."""
+"""Number of a request's own guesses at which they weigh as much as the share over all requests."""
 
 
 class _Shares:
@@ -43,7 +43,7 @@ class Calibration:
     Args:
         num_slots: number of slots.
         priors: assumed fractions of right guesses before any outcome, by level, best first.
-        prior_weight: number of guesses, over all requests, that weigh as much as the prior.
+        prior_weight: weight of the priors, as a number of guesses over all requests.
     """
 
     def __init__(self, num_slots: int, priors: Sequence[float], prior_weight: float) -> None:

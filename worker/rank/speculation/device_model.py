@@ -1,12 +1,12 @@
-"""Draft model on the device: drafts in CUDA graphs, without waiting on the host.
+"""Draft model on the device: drafts in CUDA graphs, without making the host wait.
 
     follow   computes each step's rows after the target's forward pass: prompts, decodes, drafts
     draft    one token after another, after the newest token of each speculative row
 
-Its KV cache therefore covers the same positions as the target's, in pages with the same ids (if the
-target has sliding windows, those of its first group of full-attention layers), and a cached prefix
-is cached for both. Each draft is one decode step of all rows; a row that needs fewer
-drafts than others repeats its last one, without effect.
+The draft model's KV cache therefore covers the same positions as the target's, in pages with the
+same ids (if the target has sliding windows, those of its first group of full-attention layers), and
+a cached prefix is cached for both. Each draft is one decode step of all rows; a row that needs
+fewer drafts than others repeats its last one, without effect.
 """
 
 from __future__ import annotations

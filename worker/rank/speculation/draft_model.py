@@ -33,7 +33,8 @@ LEAST_PROBABILITIES: Final = np.array(
 )
 """Minimum probability of a guess under the draft model, by level."""
 PRIORS: Final = (0.995, 0.98, 0.96, 0.92, 0.85, 0.72, 0.58, 0.42, 0.2)
-"""Assumed fractions of right guesses before any outcome, by level, as for two models that agree."""
+"""Assumed fractions of right guesses before any outcome, by level; suitable for two models that
+mostly agree."""
 PRIOR_WEIGHT: Final = 3.0
 
 
@@ -74,10 +75,10 @@ class NativeProposer(Proposer):
 class DraftModelProposer(NativeProposer):
     """Drafts on CPU with a draft model, replicated on every rank.
 
-    Its KV cache has as many pages as the target's, with the same ids. Keys and values only depend
-    on tokens, so requests that share pages write the same values. Samples with the parameters,
-    seeds and keyed noise that the target uses at the same position: if the two models' logits
-    agree, so do their tokens, at any temperature.
+    The draft model's KV cache has as many pages as the target's, with the same ids. Keys and values
+    only depend on tokens, so requests that share pages write the same values. The proposer samples
+    with the parameters, seeds and keyed noise that the target uses at the same position: if the two
+    models' logits agree, so do their tokens, at any temperature.
 
     Args:
         model: the draft model, loaded into the compiled library.

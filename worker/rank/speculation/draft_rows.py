@@ -40,7 +40,7 @@ class DraftingRows:
         return torch.where(self.starts < self.last, cells, nowhere)
 
     def advance(self, positions: torch.Tensor) -> None:
-        """Advances the rows to these positions [F], or to their last drafts."""
+        """Advances the rows to these positions [F], but not past their last drafts."""
         self.starts.copy_(torch.minimum(positions, self.last))
 
 
@@ -66,10 +66,10 @@ def decode_batch(
 
     Args:
         rows: the rows.
-        positions: [F] int64.
+        positions: [F] int64: positions to compute.
         tables: the rank's tables.
-        ends: [F]: the positions after these, if known on the host, as attention that requires exact
-            lengths needs.
+        ends: [F]: `positions` + 1 on the host, for attention that requires exact lengths; None if
+            they are not known there.
     """
     count = len(positions)
     table = np.zeros((count, 4), dtype=np.int64)

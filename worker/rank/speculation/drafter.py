@@ -1,9 +1,9 @@
 """Drafter of one rank: places speculative rows, drafts for them, and tracks the outcome.
 
 A row begins at its slot's newest token, which is sampled but not computed. While the previous step
-is in flight, its position is only known on the device. A step is placed on the device if the host
-does not need the positions. Otherwise, the host places it after waiting for the previous step
-(which has always completed on CPU).
+is in flight, the position of that token is only known on the device. A step is placed on the device
+if the host does not need the positions. Otherwise, the host places it after waiting for the
+previous step (on CPU, that step has always completed).
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class Drafter:
         return placed
 
     def _guess(self, placed: Sequence[DraftRow | None], threshold: float) -> list[Guesses]:
-        """Guesses for each placed row, skipping None."""
+        """Guesses for each placed row; entries that are None are skipped."""
         rows = [row for row in placed if row is not None]
         requests = [
             DraftRequest(row.slot, row.start + 1, row.num_drafts) for row in rows if row.num_drafts
@@ -240,7 +240,7 @@ class Drafter:
         ]
 
     def _with_drafts(self, rows: Sequence[Row], guesses: Sequence[Guesses]) -> HostRows:
-        """The speculative rows of a step, whose drafts are written to the token pool."""
+        """Writes the drafts to the token pool; returns the step's speculative rows."""
         placement = HostPlacement.of(rows, [guess.drafts for guess in guesses])
         placement.write(self._tables)
         return HostRows(placement=placement)

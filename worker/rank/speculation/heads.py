@@ -5,12 +5,14 @@
     draft 1                     └── predicts n + 1    output of the latest pair, kept by slot
     draft 2                           └─ n + 2        pair of that output and draft 1, and so on
 
-The layer of an MTP head is one more layer of the model in the KV cache, that of an EAGLE-3 head has
-planes of its own in the same pages (`KVCacheLayout.beside`): prefix hits, preemption, offloading to
-host memory keep its keys and values like those of other layers. After each step, `follow` computes
-the head for the step's rows, whose next tokens are then known: sampled, or the prompt's. So a
-position is cached with the pair of its request; only the last position of a prefix hit may have the
-next token of the request that computed it. Pairs of drafts are overwritten by the next `follow`.
+In the KV cache, the layer of an MTP head is one more layer of the model. The layer of an EAGLE-3
+head has separate planes in the same pages (`KVCacheLayout.beside`). Prefix hits, preemption and
+offloading to host memory treat a head's keys and values like those of other layers.
+
+After each step, `follow` computes the head for the step's rows, whose next tokens are then known:
+they have been sampled or are part of the prompt. Each cached position thus has the request's own
+pair, except that the last position of a prefix hit may have been computed with the next token of
+another request. Pairs of drafts are overwritten by the next `follow`.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class DraftingHead(Protocol):
     def compute_logits(
         self, outputs: torch.Tensor, shared: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Outputs [R, hidden] to fp32 logits [R, vocab_size], as in MtpHead."""
+        """Computes fp32 logits [R, vocab_size] from outputs [R, hidden], as in MtpHead."""
         ...
 
 
@@ -271,7 +273,7 @@ class HeadProposer(Proposer):
         return hidden
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] to embeddings [T, hidden]."""
+        """Looks up the embeddings [T, hidden] of token ids [T]."""
         return self._model.embed(token_ids)
 
     def _worthwhile(
@@ -280,8 +282,9 @@ class HeadProposer(Proposer):
         columns: Sequence[tuple[torch.Tensor, torch.Tensor]],
         threshold: float,
     ) -> list[Guesses]:
-        """Guesses from the passes so far, each with its tokens and their probabilities [F]; waits
-        for the device. Guesses after the first one that is not worth verifying are omitted."""
+        """Guesses from the passes so far, each of which has tokens and their probabilities [F];
+        waits for the device. Guesses after the first one that is not worth verifying are omitted.
+        """
         tokens = torch.stack([one for one, _ in columns], dim=1).tolist()
         probabilities = torch.stack([one for _, one in columns], dim=1).cpu().numpy()
         # Bounds descend, so the level is the number of bounds above the probability.
@@ -371,8 +374,8 @@ class HeadProposer(Proposer):
     def _accepted_ends(
         self, accepted: AcceptedTokens, slots: torch.Tensor, query_start: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Index [R] of the position before each row's newest token among the step's tokens, and the
-        slots [R]: the dummy slot for a row with no accepted tokens."""
+        """Index [R], among the step's tokens, of the position before each row's newest token, and
+        the slots [R]: the dummy slot for a row with no accepted tokens."""
         acceptance = accepted.acceptance
         assert acceptance is not None, "there must be speculative rows"
         device = slots.device

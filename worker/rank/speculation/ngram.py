@@ -69,7 +69,8 @@ class NgramProposer(Proposer):
         self, slots: torch.Tensor, newest: torch.Tensor, *, count: int, num_tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Guesses [F, count] for the tokens after the newest ones, and the lengths [F] of their
-        matches, on the device; does not wait for it. Arguments as in `kernels.NgramLookup`."""
+        matches, on the device; does not wait for the device. Arguments as in `kernels.NgramLookup`.
+        """
         lookup = NgramLookup(
             slots=slots,
             newest=newest,
