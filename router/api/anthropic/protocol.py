@@ -106,7 +106,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
     top_k: int | None = None
     metadata: Metadata | None = None
     seed: int | None = None
-    """Seed; like the ChatRequest fields below, it is not in Anthropic's API."""
+    """Sampling seed. Like the ChatRequest fields below, it is not in Anthropic's API."""
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None

@@ -35,7 +35,7 @@ class AnthropicWriter(BlockWriter):
         self._request_id = request_id
         self.headers = ((b"request-id", request_id.encode("latin-1")),)
         self._ids: dict[int, str] = {}
-        """Tool call id by index of its block."""
+        """Tool call ids by block index."""
 
     def begun(self) -> bytes:
         """message_start with a message without content, and a ping."""
@@ -54,7 +54,7 @@ class AnthropicWriter(BlockWriter):
         return event("content_block_start", index=block.index, content_block=self._block(block))
 
     def added(self, block: Block, text: str) -> bytes:
-        """content_block_delta with text of a block, or arguments of a call."""
+        """content_block_delta with the text of a block or the arguments of a call."""
         return _DELTA % (_START, block.index, _ADDED[block.kind], encode(text))
 
     def closed(self, block: Block) -> bytes:
@@ -67,7 +67,7 @@ class AnthropicWriter(BlockWriter):
         return signed + event("content_block_stop", index=block.index)
 
     def last(self) -> bytes:
-        """message_delta with stop reason and token counts, and message_stop."""
+        """message_delta with the stop reason and token counts, followed by message_stop."""
         reason, sequence = self._ending()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return event("message_delta", delta=delta, usage=self._usage()) + event("message_stop")

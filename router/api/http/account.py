@@ -20,8 +20,9 @@ _IN_SCOPE = "rayfleet.account"
 
 
 class Account:
-    """The account of one request: created by the API key check, updated while the request is
-    served, read by the audit log.
+    """The account of one request.
+
+    The API key check creates it, request handling updates it, and the audit log reads it.
 
     Args:
         use: usage of the request's API key; None if no keys are required.
@@ -49,8 +50,8 @@ class Account:
         self.adapter = ""
         """Name of the requested LoRA adapter; empty for none."""
         self.is_held = False
-        """Whether the request continues in the background after its response; it ends when both
-        have ended."""
+        """Whether the request continues in the background after its response; the request ends when
+        both have ended."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         """Prompt tokens found in prefix caches."""
@@ -102,7 +103,7 @@ class Account:
 
         Raises:
             ApiError: 404 if there is no such model or the key may not use it, without revealing
-                which or other names of the model; 400 if the model must be named.
+                which of the two, or other model names; 400 if the model must be named.
         """
         model = gateway.model(name)
         if name is not None and name in model.adapters:

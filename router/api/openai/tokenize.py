@@ -23,7 +23,7 @@ Body = TypeVar("Body", TokenizeRequest, DetokenizeRequest)
 class TokenRoutes:
     """Handlers of /tokenize and /detokenize, which run in the gateway.
 
-    Prompts may exceed the model's context length, since clients use these routes to find out.
+    Prompts may exceed the model's context length, since clients use these routes to check it.
 
     Args:
         gateway: the gateway of the models.

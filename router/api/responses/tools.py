@@ -23,7 +23,7 @@ INPUT = "input"
 BEGUN = '{"input":"'
 """Start of the arguments of a custom tool's call."""
 _CHARACTERS = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+')
-"""The complete characters of a JSON string, before its end."""
+"""Pattern of the complete characters of a JSON string, without its end."""
 _HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
 """First half of a surrogate pair whose other half has not arrived."""
 
@@ -35,7 +35,7 @@ class ClientTool:
     kind: Literal["function", "custom"]
     name: str
     namespace: str | None = None
-    """The namespace that contains it; None if there is none."""
+    """The namespace that contains the tool; None if there is none."""
     grammar: str | None = None
     """Lark grammar of a custom tool's input; None for free text and patterns."""
 
@@ -66,8 +66,8 @@ class ClientTools:
     def forced_grammar(self, choice: str | Mapping[str, Any] | None) -> ClientTool | None:
         """The custom tool with a Lark grammar that the model must call; None if there is none.
 
-        A grammar describes the input itself, and calls contain it as a JSON string: it can only be
-        enforced on a completion that consists of the input alone.
+        A grammar describes the input itself, but calls contain the input as a JSON string. The
+        grammar can therefore only be enforced on a completion that consists of the input alone.
         """
         if not isinstance(choice, Mapping) or choice.get("type") != "custom":
             return None
@@ -144,7 +144,7 @@ class InputText:
         self._text: list[str] = []
 
     def push(self, arguments: str) -> str:
-        """The input that further arguments complete; may be empty."""
+        """Returns the input decoded from further arguments; may be empty."""
         self._arguments.append(arguments)
         if self._is_other:
             return ""
@@ -166,14 +166,14 @@ class InputText:
         return text
 
     def end(self) -> str:
-        """The rest of the input, after the last arguments."""
+        """Returns the rest of the input, after the last arguments."""
         before = "".join(self._text)
         text = _sound(_input_of("".join(self._arguments)))
         return text[len(before) :] if text.startswith(before) else ""
 
 
 def escaped(text: str) -> str:
-    """A text as the inside of a JSON string."""
+    """Escapes a text for use inside a JSON string."""
     return msgspec.json.encode(text)[1:-1].decode()
 
 
