@@ -26,8 +26,8 @@ class AdaptivePolicy(RoutingPolicy):
     - delays-worker: seconds that the work delays requests routed to this worker for its cache;
     - copy: seconds that later requests with a popular prefix save if this worker also caches it.
       The prefix is predicted to recur as often as recently, each time waiting for the shortest
-      queue of a worker that has it. At most the cost of making the copy, and 0 once the prefix has
-      as many copies as its share of all requests justifies.
+      queue of a worker that has it. The saving is limited to the cost of making the copy, and is 0
+      once the prefix has as many copies as its share of all requests justifies.
 
     Args:
         utilisation: utilization of the workers.

@@ -59,8 +59,8 @@ class RoutingPolicy(ABC):
         return
 
     def observe_prefix(self, block_hash: int, now: float) -> None:
-        """Records that another gateway placed a request; its longest prefix that any worker has
-        cached ends with this block."""
+        """Records that another gateway placed a request; the request's longest prefix cached by any
+        worker ends with this block."""
         return
 
     def choose(

@@ -34,8 +34,8 @@ from worker.protocol.messages import AttachSnapshot, EngineInfo, LoadSnapshot, W
 logger = logging.getLogger(__name__)
 
 _MOST_UNPRICED = 16
-"""Maximum number of reports priced at the next decision: 5 us each, which takes as long as a
-decision."""
+"""Maximum number of reports that are priced at the next decision. At 5 µs each, they take as long
+as the decision itself."""
 
 Parity = Callable[[EngineInfo], "str | None"]
 """Check that returns the difference between a worker and this gateway in rendering, tokenizing
@@ -59,8 +59,8 @@ class Choice(msgspec.Struct, frozen=True):
     explanation: Explanation | None = None
     """Explanation of the decision; None unless enabled in RoutingConfig."""
     sampled_blocks: bytes = b""
-    """Block hashes for other gateways, see PromptInFlight; empty if there are no other gateways, or
-    if hits cover most of the prompt."""
+    """Block hashes for other gateways (see PromptInFlight); empty if there are no other gateways,
+    or if hits cover most of the prompt."""
     shared_block: int = 0
     """Hash of the last block of the longest prefix that any worker has, for other gateways; 0 for
     none."""
@@ -301,7 +301,7 @@ class Fleet:
             excluded: ids of workers that must not be chosen.
 
         Returns:
-            None if no worker is available.
+            The choice; None if no worker is available.
         """
         now = self._clock()
         table = self.table
@@ -458,8 +458,8 @@ class Fleet:
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:
-    """Booking of a request of `work_s` seconds, minus the part of its last step that prompts after
-    it can share."""
+    """The booking of a request that takes `work_s` seconds, without the part of its last step that
+    later prompts can share."""
     part = uncached / table.chunk.item(row)
     work_s -= max(1.0 - part, 0.0) * table.step_s.item(row)
     first_chunks_s = work_s * min(1.0, table.first_chunk_tokens.item(row) / max(uncached, 1))

@@ -42,11 +42,11 @@ class FleetPace:
         """Factor of a worker without observations."""
         # Arrays by row.
         self._logs = np.zeros(0)
-        """Logarithm of the worker's last observed factor; NaN before."""
+        """Logarithm of the worker's last observed factor; NaN before the first."""
         self._factors = np.zeros(0)
         """Factor used for the worker; NaN before there is one."""
         self._seen_at = np.zeros(0)
-        """Time on the fleet's clock of the last observation."""
+        """Time of the last observation, on the fleet's clock."""
 
     def factor(self, row: int) -> float:
         """The worker's step times relative to `costs`; the fleet's mean for a new worker."""
@@ -60,7 +60,7 @@ class FleetPace:
         return np.where(np.isnan(factors), self._usual, factors)
 
     def is_due(self, row: int, now: float) -> bool:
-        """Whether the worker's last observation is long enough ago for another one."""
+        """Whether enough time has passed since the worker's last observation for another one."""
         self._grow(row + 1)
         return now - self._seen_at.item(row) >= self._spacing_s
 

@@ -37,7 +37,7 @@ class PrefixScorePolicy(RoutingPolicy):
     """score = hit_tokens·10 − utilisation·100 + kv_free·0.1 + batch_room·0.5, with default weights.
 
     - hit_tokens: leading prompt tokens in the worker's prefix cache;
-    - utilisation: requests on the worker (running, waiting, sent) per batch slot; above 1 requests
+    - utilisation: requests on the worker (running, waiting, sent) per batch slot; above 1, requests
       wait;
     - kv_free: percent of KV pages free or evictable, minus those needed by requests just sent;
     - batch_room: free slots of the batch.
@@ -80,7 +80,7 @@ class LeastLoadPolicy(RoutingPolicy):
 
 
 class PowerOfTwoPolicy(LeastLoadPolicy):
-    """The less loaded of two random workers (Mitzenmacher 2001, The power of two choices).
+    """Chooses the less loaded of two random workers (Mitzenmacher 2001, The power of two choices).
 
     Prevents gateways with the same stale reports from choosing the same worker.
     """
@@ -108,7 +108,7 @@ class PowerOfTwoPolicy(LeastLoadPolicy):
 
 
 class RoundRobinPolicy(RoutingPolicy):
-    """The least recently chosen worker."""
+    """Chooses the least recently chosen worker."""
 
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
@@ -120,7 +120,7 @@ class RoundRobinPolicy(RoutingPolicy):
 
 
 class SessionPolicy(RoundRobinPolicy):
-    """Rendezvous hashing of the session id: only sessions of a worker that leaves move.
+    """Rendezvous hashing of the session id: if a worker leaves, only its own sessions move.
 
     Requests without a session go to the least recently chosen worker.
     """
