@@ -45,9 +45,9 @@ from worker.protocol.messages import (
 logger = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S = 60.0
-"""Timeout in seconds of a worker that reads an adapter of up to tens of GB."""
+"""Timeout in seconds for a worker to read an adapter, which may have tens of GB."""
 FIRST_BACKOFF_S = 0.05
-"""Seconds between attempts to attach; doubled after each failure."""
+"""Initial number of seconds between attempts to attach; doubled after each failure."""
 LAST_BACKOFF_S = 2.0
 """Maximum seconds between attempts to attach."""
 
@@ -126,7 +126,7 @@ class WorkerChannel:
         """Submits a request; returns when the worker has accepted it.
 
         Raises:
-            WorkerUnreachable: the worker did not get the request, or failed with it.
+            WorkerUnreachable: the worker did not receive the request, or failed after receiving it.
             SubmitRejected: the worker has rejected the request.
         """
         if self._epoch is None:

@@ -19,9 +19,10 @@ class DecisionLine(msgspec.Struct, kw_only=True, tag="decided"):
     """Number of generated tokens."""
     page_size: int
     hashes: bytes
-    """Block hashes of the prompt, little-endian uint64; in logs keyed and only the first ones."""
+    """Block hashes of the prompt, little-endian uint64. Logs contain keyed hashes of the first
+    blocks only."""
     session: str
-    """The client's conversation id, empty for none; keyed in logs."""
+    """The client's conversation id, empty if there is none; a keyed hash in logs."""
     worker_id: str
     """Id of the chosen worker."""
     attempt: int

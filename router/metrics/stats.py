@@ -35,13 +35,13 @@ TOKEN_COUNT_BUCKETS = tuple(float(4**power) for power in range(11))
 
 @dataclass(slots=True)
 class LatencyStats:
-    """Histograms in seconds of completion latencies of one SLO class."""
+    """Latency histograms of the completions of one SLO class, in seconds."""
 
     first_token: Annotated[
         Histogram,
         AsHistogram("time_to_first_token_seconds", "Time to first token (TTFT) in seconds."),
     ] = field(default_factory=partial(Histogram, FIRST_TOKEN_BUCKETS))
-    """Arrival to first token."""
+    """Time from arrival to the first token."""
     route: Annotated[
         Histogram,
         AsHistogram(
@@ -49,7 +49,7 @@ class LatencyStats:
             "Part of TTFT in seconds: arrival to submission to the worker.",
         ),
     ] = field(default_factory=partial(Histogram, STAGE_BUCKETS))
-    """Arrival to the submit to the worker that served the completion."""
+    """Time from arrival to the submit to the worker that served the completion."""
     queue: Annotated[
         Histogram,
         AsHistogram(
@@ -57,7 +57,7 @@ class LatencyStats:
             "Part of TTFT in seconds: waiting on the worker until admission.",
         ),
     ] = field(default_factory=partial(Histogram, STAGE_BUCKETS))
-    """Arrival on that worker to its first admission into the batch."""
+    """Time from arrival on that worker to the first admission into the batch."""
     prefill: Annotated[
         Histogram,
         AsHistogram(
@@ -88,7 +88,7 @@ class LatencyStats:
         Histogram,
         AsHistogram("e2e_request_latency_seconds", "End-to-end latency in seconds."),
     ] = field(default_factory=partial(Histogram, REQUEST_BUCKETS))
-    """Arrival to the end of the completion."""
+    """Time from arrival to the end of the completion."""
 
     def began(self, first_token_s: float, route_s: float, times: FirstTokenTimes | None) -> None:
         """Records a first token.
@@ -111,9 +111,9 @@ class WorkerTarget(NamedTuple):
     target: int
     """Current target."""
     minimum: int
-    """Minimum; equal to `maximum` without autoscaling."""
+    """Minimum number; equal to `maximum` if autoscaling is disabled."""
     maximum: int
-    """Maximum."""
+    """Maximum number."""
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ class ModelStats:
             "Sum of predicted TTFT minus the best possible predicted TTFT (--explain-routing).",
         ),
     ] = 0.0
-    """Sum of regrets (see Explanation)."""
+    """Sum of regrets in seconds (see Explanation)."""
     resubmissions: Annotated[
         int,
         AsCounter("resubmissions", "Completions resumed on another worker after a worker failure."),
@@ -186,7 +186,7 @@ class ModelStats:
             "Completions of agent sessions waiting for room in KV caches.",
         ),
     ] = 0
-    """Included in `pending_requests`."""
+    """Completions waiting at the session gate; included in `pending_requests`."""
     session_wait: Annotated[
         Histogram,
         AsHistogram(
@@ -218,7 +218,7 @@ class ModelStats:
         Histogram,
         AsHistogram("request_generation_tokens", "Generated tokens per finished completion."),
     ] = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))
-    """Observed for completions with finish reason stop or length."""
+    """Generated tokens per completion with finish reason stop or length."""
     _latencies: dict[SloClass, LatencyStats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

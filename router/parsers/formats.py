@@ -46,14 +46,15 @@ class ToolFormat:
     rest: re.Pattern[str] = re.compile(r"\s*+")
     """Pattern of ignored text between arguments and the end of the region."""
     is_checked: bool = False
-    """Whether calls of unknown functions are content, as the format has no marker of calls."""
+    """Whether calls of unknown functions are content, because the format has no marker of calls."""
     regions: tuple[tuple[str, str], ...] = ()
     """Opening and closing markers of regions; if the closing one is empty, a region ends at the
     next opening marker or with the text."""
     leading: str = ""
-    """Start of texts that may be a region as a whole, without markers."""
+    """Start of texts that, in their entirety, may be a region without markers."""
     has_leading_name: bool = False
-    """Whether texts whose first line is a known function's name may be a region as a whole."""
+    """Whether a text whose first line is a known function's name may be, in its entirety, a region.
+    """
     dropped: tuple[str, ...] = ()
     """Markers around regions, which are dropped."""
     inner: tuple[str, ...] = ()

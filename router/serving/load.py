@@ -44,7 +44,7 @@ class LoadReport(NamedTuple):
     queue_delay_s: float = 0.0
     """Recent average of the predicted wait in seconds on the least busy worker."""
     kv: float = 0.0
-    """KV cache used and needed by prompts waiting on workers, in units of a worker's cache."""
+    """KV cache in use, and needed by prompts waiting on workers, in units of a worker's cache."""
     num_pending: float = 0.0
     """Number of requests that are not assigned to a worker yet."""
     num_active: float = 0.0
