@@ -222,7 +222,7 @@ def rejected(rejection: Rejection, param: str | None = None) -> ApiError:
     """The error of a request that a worker has rejected.
 
     Args:
-        rejection: the worker's answer.
+        rejection: the worker's reply.
         param: the client's name of the invalid field; None if there is none.
     """
     if rejection.status == 429:

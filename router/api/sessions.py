@@ -45,7 +45,7 @@ class SessionRoutes:
         self._peers.handle_call(METHOD, self._handle)
 
     async def sessions(self, request: Request) -> Response:
-        """GET /sessions: waiting and live sessions of the models whose sessions wait at a gate.
+        """GET /sessions: waiting and live sessions of models with a session gate.
 
         Requires a key with the monitoring permission if there are several keys. Gateways that do
         not respond in time are omitted. A session that several gateways serve is listed once, but

@@ -154,7 +154,7 @@ class WorkerChannel:
         self._submit_queue.abort(request_id, request.attempt)
 
     def set_admission(self, change: AdmissionChange) -> bool:
-        """Sends changed admission rules to the worker; False if it is not attached."""
+        """Sends changed admission rules to the worker; returns False if it is not attached."""
         if self._epoch is None:
             return False
         self._submit_queue.set_admission(change)
@@ -165,7 +165,7 @@ class WorkerChannel:
 
         Raises:
             ConnectionError: the worker is unreachable.
-            TimeoutError: the worker does not answer within CHECK_TIMEOUT_S.
+            TimeoutError: the worker does not respond within CHECK_TIMEOUT_S.
         """
         payload = msgspec.msgpack.encode(SubmitBatch(check_adapter=folder))
         async with asyncio.timeout(CHECK_TIMEOUT_S):

@@ -42,7 +42,7 @@ class WorkerLink(asyncio.Protocol):
         """Pending replies by call number."""
         self._numbers = itertools.count(1)
         self._end: str | None = None
-        """Reason for the end of the link; None before."""
+        """Reason for the end of the link; None until it ends."""
         self._ended = asyncio.Event()
 
     @classmethod

@@ -38,7 +38,7 @@ class OnFailure(Protocol):
     """Callback for submits of calls that failed."""
 
     def __call__(self, submits: list[Submit], reason: str, *, is_lost: bool) -> None:
-        """Called with the submits of a call.
+        """Called when a call has failed.
 
         Args:
             submits: submits that may not have arrived.
@@ -80,7 +80,7 @@ class SubmitQueue:
         """Submits waiting for the reply to another one with the same grammar or adapter."""
         self._known_grammars: LRUCache[int, None] = LRUCache(MAX_KNOWN_GRAMMARS)
         """Hashes of the grammars that the worker has recently compiled, whose texts may be large.
-        On a hash collision a batch merely waits while the worker compiles."""
+        After a hash collision, a batch merely waits while the worker compiles."""
         self._known_adapters: LRUCache[int, None] = LRUCache(MAX_KNOWN_ADAPTERS)
         """Hashes of the adapters that the worker has recently used."""
         self._encoder = msgspec.msgpack.Encoder()

@@ -21,8 +21,8 @@ from router.private_files import RotatedFile
 logger = logging.getLogger(__name__)
 
 MAX_BLOCKS = 8192
-"""Maximum leading blocks of a prompt that are logged: 131,072 tokens if pages have 16 tokens, or
-87 kB."""
+"""Maximum number of leading blocks of a prompt that are logged: 131,072 tokens if pages have 16
+tokens, or 87 kB."""
 _HASH_BYTES = 8
 _MIN_SECRET_BYTES = 16
 _SPEED_EVERY = 256

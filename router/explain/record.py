@@ -26,7 +26,8 @@ class DecisionLine(msgspec.Struct, kw_only=True, tag="decided"):
     worker_id: str
     """Id of the chosen worker."""
     attempt: int
-    """Number of the last attempt; 0 if no worker failed with or rejected the completion."""
+    """Number of the last attempt; 0 if no worker failed while running the completion or rejected
+    it."""
     hit_tokens: int
     """Prompt tokens predicted to be in the chosen worker's prefix cache."""
     achievable_hit_tokens: int
@@ -42,7 +43,7 @@ class DecisionLine(msgspec.Struct, kw_only=True, tag="decided"):
     regret_s: float
     """Predicted seconds to the first token minus the minimum over all workers."""
     session_wait_s: float = 0.0
-    """Seconds of `first_token_s` at the SessionGate."""
+    """Seconds of `first_token_s` spent waiting at the SessionGate."""
 
 
 class WorkerSeen(msgspec.Struct, kw_only=True, tag="worker"):

@@ -38,7 +38,7 @@ class PromptBlocks:
     Args:
         token_ids: the prompt's tokens as little-endian int32.
         cache_salt: the client's salt, which isolates its prefix cache.
-        adapter: LoRA adapter, whose version affects keys and values; None for none.
+        adapter: LoRA adapter, whose version affects keys and values; None if there is none.
         tenant: tenant that the prefix cache belongs to if tenants are isolated; otherwise empty.
         session: the client's conversation id; empty for none.
         memo: block hashes of earlier prompts; None to compute all hashes.

@@ -14,10 +14,10 @@ a tenth, similar to the error of work estimates."""
 UNKNOWN_S = 1.0
 """Seconds of history assumed before the first observation: a new worker is assumed to have been
 busy for half of this time; for a new prefix, all requests in this time are assumed to have had
-other prefixes. Small compared to ten steps of 0.1 s, or ten requests."""
+other prefixes. Ten steps of 0.1 s, or ten requests, outweigh this history."""
 BUSIEST = 0.98
-"""Maximum utilization used: 1 - 0.2 s / WINDOW_S. The running step is not reported yet, and a full
-chunk takes 0.2 s."""
+"""Upper limit on utilization in cost terms: 1 - 0.2 s / WINDOW_S. The running step is not reported
+yet, and a full chunk takes 0.2 s."""
 BURST_S = 0.005
 """Seconds within which uses of a prefix are one burst and count once. A gateway may work on one
 reply for this long before it reads others, so requests that arrive together may be read this far
@@ -42,8 +42,8 @@ PACE_BOUND = 1.0
 """Maximum deviation of a step's time from the model, as a logarithm (a factor of e): slower steps
 were delayed by something else and do not reflect the worker's speed."""
 PACE_SPACING_S = 0.002
-"""Seconds between observed steps of a fleet, times its workers. An observation costs a gateway
-about 10 µs: at most half a percent of a core."""
+"""Seconds that, multiplied by the number of workers, are the minimum interval between observed
+steps of a worker. An observation costs a gateway about 10 µs: at most half a percent of a core."""
 PACE_DECODES = 4
 """Number of decode steps per observed one. Decode steps are frequent and similar, and an
 observation costs a gateway about 10 µs: observing every fourth of 30 steps/s of 100 workers takes 1

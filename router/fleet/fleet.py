@@ -1,4 +1,4 @@
-"""Fleet: a gateway's state of the workers of one model, and its routing decisions."""
+"""Fleet: a gateway's view of the workers of one model, and its routing decisions."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Fleet:
     arrive together take each other into account. A booking ends with the first report whose load
     includes the request, so that it is neither counted twice nor missed: workers number their
     submits, including those of other gateways, and each report states how many it includes. The
-    request's blocks count as cached from the booking until they have been computed, and by block
-    events afterwards.
+    request's blocks count as cached from the booking until they have been computed; after that,
+    block events determine whether they are cached.
 
     Args:
         config: routing policy and its weights.
@@ -353,7 +353,8 @@ class Fleet:
     def reserve_group(
         self, requests: Sequence[tuple[str, PromptBlocks, Collection[str]]]
     ) -> Iterator[tuple[int, Choice | None]]:
-        """Reserves for requests that arrived together, one per item, in the order of `group_order`.
+        """Reserves workers for requests that arrived together, one per item, in the order of
+        `group_order`.
 
         Args:
             requests: the arguments of `reserve` for each request.

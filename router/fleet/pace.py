@@ -18,12 +18,13 @@ from worker.protocol.messages import LoadSnapshot, PrefillSteps
 from worker.protocol.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = 5
-"""Coefficients of the step-time model, excluding those of drafts. The model is solved after this
-many observations, and later after this many per worker."""
+"""Number of coefficients of the step-time model, excluding those of drafts. The model is solved
+after this many observations, and later after this many per worker."""
 
 
 class FleetPace:
-    """Fits step times to the reports of all workers, and the relative slowness of each worker.
+    """Fits a step-time model to the reports of all workers, and the relative slowness of each
+    worker.
 
     The model is shared, so that a new worker's times are known; the factor scales all times of a
     worker, for fleets with different GPUs. Workers are identified by their rows in the WorkerTable.
@@ -31,7 +32,7 @@ class FleetPace:
 
     def __init__(self) -> None:
         self.costs: StepCosts
-        """Coefficients of step times of a worker with factor 1."""
+        """Step-time coefficients of a worker with factor 1."""
         self._model = StepTimeModel()
         self.costs = self._model.costs
         self._due = _NUM_COEFFICIENTS

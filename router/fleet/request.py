@@ -34,7 +34,7 @@ class RequestView(msgspec.Struct):
     hashes: BlockHashes
     """Block hashes of the prompt's full pages."""
     page_size: int
-    """Tokens per page for which `hashes` was computed."""
+    """Page size in tokens for which `hashes` was computed."""
     session: str
     """The client's conversation id; empty for none."""
     shared_block: int

@@ -24,7 +24,7 @@ _MOST = 0.9
 _SHARED_WEIGHT = 8.0
 """Weight of the gaps of all sessions, as a number of the session's own gaps."""
 _MAX_COUNT = 4096.0
-"""Sum of counts at which all are halved, so that the histogram adapts to changes in the load."""
+"""Sum of counts at which all counts are halved, so that the histogram adapts to changes in load."""
 
 
 class GapHistogram:
@@ -52,10 +52,10 @@ class GapHistogram:
         return short >= _MOST * self.total
 
     def live_s(self, shared: GapHistogram) -> float:
-        """Seconds after its last end for which a session counts as live.
+        """Seconds for which a session counts as live after its last request has ended.
 
         Args:
-            shared: gaps of all sessions, used while the session's own are few.
+            shared: gaps of all sessions, used while the session itself has few.
         """
         weight = min(_SHARED_WEIGHT / shared.total, 1.0) if shared.total else 0.0
         total = self.total + weight * shared.total

@@ -34,8 +34,8 @@ IDLE = 0.25
 its cache is full: it has time to recompute evicted pages. Interactive sessions, with pauses of a
 minute, fill caches without keeping workers busy."""
 EXCEED_S = 10.0
-"""Seconds between two such sessions: the prompt of the first must show up in the workers' reports
-before the next."""
+"""Minimum seconds between two sessions that are admitted to full caches of idle workers: the prompt
+of the first must show up in the workers' reports before the next is admitted."""
 _MIN_RETURNS = 0.5
 _END_WEIGHT, _RETURN_WEIGHT = 1 / 32, 1 / 16
 """A new context counts from its first request if at least half of the recent new ones were followed
@@ -91,13 +91,14 @@ class SessionGate:
 
     A context is live while one of its requests is in flight, and for some time after the last one,
     estimated from its session's gaps. Requests of live contexts pass. Other requests wait until a
-    worker has room for their context next to the live ones, but at most `max_wait_s`. The oldest
-    session goes first, and is never overtaken by a younger one. A request that has waited that long
-    displaces the contexts admitted first on one worker, whose next requests wait: otherwise, the
-    contexts of many overdue requests would exceed the caches. If over 10 % of all gaps exceed
-    MAX_LIVE_S, as in interactive sessions, only the first request of a session waits. A sub-agent's
-    request waits with the age of its session; without this, simulations had a third fewer turns per
-    minute. Workers report the live contexts of all gateways, so that several gateways agree.
+    worker has room for their context alongside the live ones, but at most `max_wait_s`. The oldest
+    session goes first, and is never overtaken by a younger one. A request that has waited for
+    `max_wait_s` displaces the contexts admitted first on one worker, whose next requests wait:
+    otherwise, the contexts of many overdue requests would exceed the caches. If over 10 % of all
+    gaps exceed MAX_LIVE_S, as in interactive sessions, only the first request of a session waits. A
+    sub-agent's request waits with the age of its session; without this, simulations had a third
+    fewer turns per minute. Workers report the live contexts of all gateways, so that several
+    gateways agree.
 
     Args:
         fleet: the workers.
@@ -314,7 +315,7 @@ class SessionGate:
             context.has_returned = True
 
     def _find_room(self, visit: Visit) -> bool:
-        """Counts the visit on the worker with most room; False if none has enough."""
+        """Counts the visit on the worker with the most room; returns False if none has enough."""
         now = self._clock()
         best, most, full = "", 0.0, list[str]()
         may_exceed = now - self._exceeded_at >= EXCEED_S
@@ -335,8 +336,8 @@ class SessionGate:
         return True
 
     def _displace(self, visit: Visit) -> None:
-        """Counts an overdue visit on the worker with most room, in place of the contexts admitted
-        there first.
+        """Counts an overdue visit on the worker with the most room, displacing the contexts
+        admitted first.
 
         The displaced contexts are no longer live once their requests in flight have ended. Contexts
         of other gateways, and of sessions with long gaps, which wait only once, are not displaced.

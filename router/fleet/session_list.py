@@ -10,12 +10,13 @@ from xxhash import xxh3_64_hexdigest
 from router.fleet.sessions import Context
 
 State = Literal["waiting", "running", "idle"]
-"""waiting: at the session gate; running: with requests in flight; idle: live between requests."""
+"""State of a context: waiting at the gate, running (requests in flight), or idle (live in between).
+"""
 _DIGEST_CHARS = 8
 
 
 class ListedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A context of a session, without its prompt and its client's id."""
+    """A context of a session, without its prompt and the client's session id."""
 
     key: int
     """Id of the context; see SessionUse."""

@@ -1,8 +1,8 @@
-"""Sessions: the contexts of agent sessions, found again by their ids and their prompts.
+"""Sessions: the contexts of agent sessions, identified by their ids and their prompts.
 
 A session has one context per growing conversation: its own, and those of its sub-agents, which send
-the same id. Without an id, a prompt that extends the one of an earlier request continues that
-request's session.
+the same id. Without an id, a prompt that extends the prompt of an earlier request continues the
+session of that request.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Context:
         """Id of the context; see SessionUse."""
         self.session = session
         self.counts = False
-        """Whether the context counts at the gate: it is a long one of an agent, with more than one
-        prompt."""
+        """Whether the gate counts the context: it is long, and has had a second request or is
+        expected to."""
         self.is_agent = False
         """Whether the first prompt was long, and had tools or a session id."""
         self.has_returned = False
@@ -186,7 +186,7 @@ class Sessions:
         self._tails.put(context)
 
     def dropped(self) -> list[Context]:
-        """Removes contexts beyond the maximum that are not in flight; returns them."""
+        """Removes contexts beyond the maximum that have no requests in flight; returns them."""
         excess = len(self._contexts) - self._max_contexts
         victims: list[Context] = []
         if excess > 0:

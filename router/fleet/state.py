@@ -110,8 +110,8 @@ class ReadyWorkers:
         return sum(self.keys.values())
 
     def change(self, before: EngineInfo | None, after: EngineInfo | None) -> None:
-        """Updates the counts when a worker's engine changes from `before` to `after`; None if not
-        ready."""
+        """Updates the counts when a worker's engine changes from `before` to `after`; None means
+        that the worker is not ready."""
         if after is not None:
             _count(self.keys, BlockKey.of(after), 1)
             _count(self.limits, Limits.of(after), 1)

@@ -44,7 +44,7 @@ class WorkerSets:
         return after
 
     def number(self, mask: int) -> int:
-        """Number of the set with bits `mask`; a new set must get a block before another call."""
+        """Number of the set with bits `mask`; a new set must get a block before the next call."""
         number = self._ids.get(mask)
         return self._new(mask) if number is None else number
 

@@ -25,7 +25,7 @@ class WorkerTable:
     Rows of workers that have left are not eligible and are reused. Times are in seconds, as
     predicted by the fleet's step-time model for the worker (see pricing); the clock is the fleet's.
     The report is the worker's last LoadSnapshot. A first chunk is the part of a waiting prompt that
-    fits into its first step next to running prefills (chunked prefill).
+    fits into its first step alongside running prefills (chunked prefill).
     """
 
     eligible: NDArray[np.bool_]

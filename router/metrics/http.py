@@ -51,7 +51,7 @@ class IgnoredFields:
 
 
 class HttpStats:
-    """Counters of HTTP responses, on the event loop.
+    """Counters of HTTP responses, updated on the event loop.
 
     Completion routes have all statuses from the start, at 0, since a series that starts with the
     first failure has no rate.

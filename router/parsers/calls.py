@@ -100,7 +100,7 @@ def read_python_lines(*markers: str) -> Read:
 
 
 def read_named(opening: str, closing: str) -> Read:
-    """Reader of a call without arguments, as GLM writes it: only its name.
+    """Reader of a call without arguments, which GLM writes as the name alone.
 
     Args:
         opening: text before the name.

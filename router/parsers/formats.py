@@ -56,7 +56,7 @@ class ToolFormat:
     """Whether a text whose first line is a known function's name may be, in its entirety, a region.
     """
     dropped: tuple[str, ...] = ()
-    """Markers around regions, which are dropped."""
+    """Markers around regions; they are dropped from the text."""
     inner: tuple[str, ...] = ()
     """Markers within regions."""
     around: tuple[str, str] = ("", "")
@@ -73,8 +73,8 @@ class ToolFormat:
     ids: CallIds = "any"
     """Form of call ids in chat templates."""
     has_single_calls: bool = False
-    """Whether chat templates support only one call per message, and no content next to a call
-    and reasoning."""
+    """Whether chat templates support only one call per message, and no content alongside a call and
+    reasoning."""
 
     @property
     def markers(self) -> frozenset[str]:
@@ -507,7 +507,8 @@ FORMATS: Mapping[str, ToolFormat] = {
         ),
     )
 }
-"""Formats by name. `json` is used for enforced calls if the model's own format cannot be."""
+"""Formats by name. `json` is used for enforced calls if the model's own format cannot be enforced.
+"""
 
 _SIGNS = (
     ("<|channel|>analysis<|message|>", "harmony"),

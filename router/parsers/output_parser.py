@@ -150,7 +150,8 @@ class OutputParser:
     def content_of(self, text: str) -> str | None:
         """A faster `push` for text that is only content, which is the common case.
 
-        Returns the content, or None if the text may contain anything else; it is then not consumed.
+        Returns the content, or None if the text may contain anything else; the text is then not
+        consumed.
         """
         if self._buffer or self._is_after_marker or self._state != "content":
             return None

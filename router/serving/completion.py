@@ -56,8 +56,7 @@ class Mailbox:
         return bool(self._completions)
 
     def put(self, completion: Completion) -> None:
-        """Adds a completion, unless its output since the last `put` was not taken, and wakes the
-        reader."""
+        """Adds a completion and wakes the reader, unless the completion is in the mailbox."""
         if completion.is_in_mailbox:
             return
         completion.is_in_mailbox = True
@@ -190,7 +189,7 @@ class Completion:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.num_cached_tokens = 0
-        """Prompt tokens found in the prefix cache by the worker of the first token."""
+        """Prompt tokens found in the prefix cache of the worker that generated the first token."""
         self.num_rounds = 0
         """Number of forward passes that decided tokens (block diffusion)."""
         self.num_forwards = 0
@@ -333,8 +332,8 @@ class Completion:
         return text, token_ids
 
     def offsets(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Text offsets of the tokens that the last `take` returned; empty unless the request is
-        `with_offsets`."""
+        """Text offsets of the tokens that the last `take` returned; empty unless `with_offsets` is
+        set."""
         return (self._text.offsets or ())[self.num_taken - len(token_ids) : self.num_taken]
 
     def take_draft(self) -> list[int] | None:

@@ -102,7 +102,7 @@ class CompletionTimes:
         self.last_token_at = now
 
     def flushed(self, now: float) -> bool:
-        """Records that text is written to the client; False if this completion has no token yet."""
+        """Records that text is written to the client; returns False if there is no token yet."""
         if not self._first_token_at:
             return False
         if self._from_worker is not None:

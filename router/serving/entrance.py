@@ -1,4 +1,4 @@
-"""SessionEntrance: requests of agent sessions wait at the SessionGate, on the event loop."""
+"""SessionEntrance: makes requests of agent sessions wait at the SessionGate, on the event loop."""
 
 from __future__ import annotations
 

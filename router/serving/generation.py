@@ -71,7 +71,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether all completions have ended, and `take` has returned their ends."""
+        """Whether all completions have ended, and `take` has reported it."""
         return not self._mailbox and all(completion.finished for completion in self.completions)
 
     @property

@@ -21,7 +21,7 @@ _BATCH = 64
 _OUTPUT = 128.0
 """Tokens per completion assumed until one has ended."""
 _MOST_WAIT_S = 3600.0
-"""Maximum predicted wait that is averaged: an infinite one would never decay."""
+"""Maximum predicted wait in seconds that is averaged: an infinite one would never decay."""
 
 
 class LoadReport(NamedTuple):

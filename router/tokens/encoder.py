@@ -29,8 +29,8 @@ T = TypeVar("T")
 _PER_VALUE = 8
 """Characters that a template may write around a value: names, brackets, punctuation."""
 _SHORT = 1024
-"""Maximum characters or tokens of a prompt encoded on the event loop, in less than 0.5 ms; a
-thread may wait 5 ms for the GIL next to a busy event loop."""
+"""Maximum characters or tokens of a prompt encoded on the event loop, in less than 0.5 ms. While
+the event loop is busy, a thread may wait 5 ms for the GIL."""
 
 
 class TextPair(NamedTuple):
@@ -172,7 +172,7 @@ class PromptEncoder:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum tokens of a prompt that some worker supports."""
+        """Maximum prompt tokens that any worker supports."""
         return max(kind.max_prompt_tokens for kind in self._kinds())
 
     async def shortened(

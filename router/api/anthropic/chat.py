@@ -61,7 +61,8 @@ def chat_of(body: MessagesRequest, ignored: Ignored) -> ChatRequest:
 
 
 def prompt_of(body: CountTokensRequest, ignored: Ignored) -> ChatRequest:
-    """The chat with only the fields that affect its prompt. Raises ApiError (400) if malformed."""
+    """The chat with only the fields that affect its prompt. Raises ApiError (400) if it is
+    malformed."""
     _check_edits(body, ignored)
     tools, unavailable = _tools(body, ignored)
     turns = (_messages(index, message) for index, message in enumerate(body.messages))

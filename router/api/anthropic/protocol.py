@@ -113,7 +113,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
 
 
 CONTEXT_EDITS = ("clear_thinking_", "clear_tool_uses_", "compact_")
-"""Prefixes of known types of context edits, which end with a date."""
+"""Prefixes of the known types of context edits. Each type ends with a date."""
 SERVER_TOOLS = (
     "advisor_",
     "code_execution_",

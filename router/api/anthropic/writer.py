@@ -58,8 +58,8 @@ class AnthropicWriter(BlockWriter):
         return _DELTA % (_START, block.index, _ADDED[block.kind], encode(text))
 
     def closed(self, block: Block) -> bytes:
-        """content_block_stop, preceded by the signature of reasoning, for which the message's id is
-        used."""
+        """content_block_stop. For reasoning, it is preceded by the signature, which is the
+        message's id."""
         signed = b""
         if block.kind == "thought":
             delta = {"type": "signature_delta", "signature": self.response_id}

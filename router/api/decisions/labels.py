@@ -29,7 +29,7 @@ def chat_of(
 
     Args:
         model: the model.
-        instructions: the system message; None for none.
+        instructions: the system message; None if there is none.
         arguments: `chat_template_kwargs` of the request.
         message: the user's message.
 

@@ -26,7 +26,7 @@ class Question:
     instructions: str
     options: Sequence[Option]
     labels: Sequence[str] = LETTERS
-    """Labels of the options; only the first ones are used if there are fewer options."""
+    """Labels of the options; the first ones are used if there are fewer options than labels."""
     aliases: Sequence[str] = ()
     """Alternative spellings of the labels; those that are single tokens count as the label. Empty
     if there are none."""
@@ -41,7 +41,7 @@ class Question:
     def after(self, state: str) -> str:
         """The user's message: the state, followed by the question.
 
-        All questions of a request begin with the same state.
+        All messages of a request begin with the same state.
         """
         lines = [f"{state}\n"]
         if self.instructions:

@@ -184,8 +184,8 @@ class DecisionRoutes:
             asked: the decoded body.
             write: creates the response's body.
             names: the client's field names where they differ from those of SamplingParams.
-            instructions: system message; None for none.
-            arguments: variables of the chat template; None for none.
+            instructions: system message; None if there is none.
+            arguments: variables of the chat template; None if there are none.
 
         Raises:
             ApiError: a field is invalid, or no worker can run one of the completions.
@@ -239,7 +239,7 @@ class DecisionRoutes:
         checked: CheckedParams,
         make_chat: Callable[[str], ChatPrompt],
     ) -> list[PromptBlocks]:
-        """The encoded prompts of the questions; `make_chat` creates the chat of a message.
+        """The encoded prompts of the questions; `make_chat` creates a chat from a message.
 
         Raises:
             ApiError: 400 if a prompt is too long.

@@ -85,9 +85,11 @@ class Account:
         return self.key is None or self.key.may_use(*route.names)
 
     def names(self, model: ServedModel) -> list[str]:
-        """Names of a model and its adapters that the API key, if any, may use. A key that names a
-        model does not allow its adapters, which may belong to other customers, unless it names them
-        as well."""
+        """Names of a model and its adapters that the API key, if any, may use.
+
+        A key that lists a model does not give access to its adapters, which may belong to other
+        customers, unless it lists them as well.
+        """
         names = [*(model.route.names if self.may_use(model.route) else ())]
         key = self.key
         return names + [n for n in model.adapters.names if key is None or key.may_use(n)]

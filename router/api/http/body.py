@@ -131,8 +131,8 @@ class Bodies:
             loop.call_later(period, self._sweep, loop.time() + 2 * period)
 
     def _sweep(self, latest: float) -> None:
-        """Aborts bodies past their deadlines, unless called after `latest`: then the event loop
-        itself is late."""
+        """Aborts bodies past their deadlines, unless called after `latest`: in that case, the event
+        loop was slow, not the clients."""
         self._is_sweeping = False
         now = asyncio.get_running_loop().time()
         for timeout, deadline in self._deadlines.items():

@@ -38,7 +38,7 @@ class StreamLimits:
     request is rejected if no worker becomes ready (router.serving.placing.ATTACH_S)."""
     ping_s: float = 10.0
     """Seconds of silence between pings. Some versions of Claude Code give up after 15 s without an
-    event, others report a delay after 20 s."""
+    event; others report a delay after 20 s."""
 
 
 class ClientStreams:

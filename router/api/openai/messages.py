@@ -60,9 +60,9 @@ def chat_messages(
         messages: the client's messages.
         template: the model's chat template; None if there is none.
         ids: form of call ids that the template supports; other ids are replaced.
-        single_calls: whether the template supports only one call per message and no content next to
-            a call and reasoning: each call then becomes a message followed by its result, and
-            content becomes reasoning.
+        single_calls: whether the template supports only one call per message and no content
+            alongside a call and reasoning: each call then becomes a message followed by its
+            result, and content becomes reasoning.
 
     Raises:
         ApiError: 400 if there are no messages, or one has an unknown role, malformed content or
@@ -119,8 +119,8 @@ def _part(index: int, part: Any) -> str:
 def omitted(kind: str) -> str:
     """The text that replaces content other than text.
 
-    Rejecting it would end the session of a coding agent, which sends its history with each request:
-    images of screenshots, PDFs, and parts that only other servers understand.
+    Rejecting such content would end the session of a coding agent, which sends its history with
+    each request, including screenshots, PDFs, and parts that only other servers understand.
 
     Args:
         kind: type of the content in the client's API.

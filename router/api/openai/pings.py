@@ -14,8 +14,8 @@ COMMENT = b": ping\n\n"
 class Pings:
     """Sends pings while a stream has no output.
 
-    There is no output while a request waits for a worker or in its queue, during prefill, and
-    during reasoning that is not shown.
+    There is no output while a request waits for a worker or in a worker's queue, during prefill,
+    and during reasoning that is not shown.
 
     A ping is sent by a separate task, and only while the stream's task waits; the stream's task
     calls `finish` before it sends anything. The cost is one timer per stream, and two assignments

@@ -94,7 +94,7 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKENS)] | None = None
-    """Tokens whose log-probabilities are reported instead of those of the most likely ones."""
+    """Ids of the tokens whose log-probabilities are reported, instead of the most likely tokens."""
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = False
     include_stop_str_in_output: bool | None = False

@@ -1,4 +1,4 @@
-"""ToolUse: functions that a chat's model may or must call. OutputParsing: parsing of its text."""
+"""ToolUse: functions that a chat's model may or must call. OutputParsing: parsing of its output."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from worker.protocol.pooling import PoolingInfo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairs:
-    """Prompts that score pairs, and which two of them form each pair."""
+    """The prompts with which pairs of texts are scored."""
 
     prompts: Sequence[Prompt]
     indices: Sequence[tuple[int, int]]

@@ -47,7 +47,7 @@ COHERE_PREFIXES: Mapping[str, Sequence[str]] = {
     "classification": (),
     "clustering": (),
 }
-"""Names that checkpoints give to the prefixes of Cohere's types of input, in the order in which
+"""Names of prefixes in checkpoints for each of Cohere's input types, in the order in which
 sentence-transformers looks for them."""
 
 
@@ -83,7 +83,7 @@ class EmbeddingRequest(InputRequest, kw_only=True, frozen=True):
     normalize: bool | None = None
     """Whether to L2-normalize embeddings; None for the model's default."""
     prompt_name: str | None = None
-    """Prefix of the texts, by its name in the checkpoint; None for the default one."""
+    """Name in the checkpoint of the prefix for the texts; None for the default prefix."""
 
 
 class CohereEmbedRequest(PooledRequest, kw_only=True, frozen=True):
@@ -125,11 +125,11 @@ class PairRequest(PooledRequest, kw_only=True, frozen=True):
     max_tokens_per_doc: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None = None
     """Maximum tokens per document; longer documents are truncated. None or 0 for no limit."""
     instruction: str | None = None
-    """Instruction of rerankers whose prompt has one; None for the model's default."""
+    """Instruction for rerankers whose prompt has one; None for the model's default."""
 
 
 class ScoreRequest(PairRequest, kw_only=True, frozen=True):
-    """Body of /score: one text with several, or pairs of texts."""
+    """Body of /score, which scores one text against several, or pairs of texts."""
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None

@@ -271,7 +271,7 @@ class PoolingRoutes:
         *,
         prefix: str = "",
     ) -> GenerationResponse:
-        """The response for a body with one vector per input; texts get the prefix."""
+        """The response for a body with one vector per input; the prefix is prepended to texts."""
 
         def work() -> Sequence[Prompt]:
             with renamed(_INPUT):

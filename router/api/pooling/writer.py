@@ -166,7 +166,7 @@ class ClassWriter(PooledWriter):
         self._activation = response.info.activation if use_activation else "none"
 
     def items(self) -> Iterator[bytes]:
-        """The most likely label of each prompt, and the probabilities of all."""
+        """The most likely label of each prompt, and the probabilities of all labels."""
         for index, completion in enumerate(self.generation.completions):
             values = activated(vector(completion), self._activation)
             label = self.info.labels[values.index(max(values))]

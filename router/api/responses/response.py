@@ -1,4 +1,4 @@
-"""Response objects of the Responses API, and the stream of a prompt that is too long."""
+"""Response objects of the Responses API, and the events for a prompt that is too long."""
 
 from __future__ import annotations
 

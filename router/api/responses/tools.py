@@ -30,7 +30,7 @@ _HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientTool:
-    """A tool under the name that the client gave it."""
+    """A tool as the client named it."""
 
     kind: Literal["function", "custom"]
     name: str
@@ -47,7 +47,7 @@ class ClientTools:
     functions: list[dict[str, Any]] = field(default_factory=list)
     """The tools as functions of a chat."""
     by_name: dict[str, ClientTool] = field(default_factory=dict)
-    """The client's tools by the names of their functions."""
+    """The client's tools by function name."""
     unavailable: list[str] = field(default_factory=list)
     """Types of tools that only other servers run."""
 
