@@ -261,10 +261,10 @@ class WorkerChannel:
                 request.receiver.fail("internal error: failed to process generated tokens")
 
     def _on_orphaned(self, delta: TokenDelta) -> None:
-        """Handles tokens of a request that is not open: it was aborted or failed.
+        """Handles tokens of a request that is not open, since it was aborted or failed.
 
-        Aborts it on the worker, once: if the reply to its submit was lost, or the submit arrived
-        after its abort, the worker would otherwise generate it to completion.
+        Aborts the request on the worker, once: if the reply to its submit was lost, or the submit
+        arrived after its abort, the worker would otherwise generate it to completion.
         """
         request_id, attempt = delta.request_id, delta.attempt
         if delta.finish_reason is not None:

@@ -15,7 +15,7 @@ SILENT_TICKS_AT_FIRST = 40
 takes longer."""
 PULSE_TICKS = 4
 """Ticks without an item after which heartbeats are read. A worker whose event loop is blocked
-publishes them, and will resume its requests soon; a stopped or exited one does not."""
+still publishes heartbeats, and will resume its requests soon; a stopped or exited one does not."""
 BUSY_TICKS = 120
 """Ticks without an item after which a worker with heartbeats also fails: half a minute."""
 

@@ -26,8 +26,7 @@ class DecisionLine(msgspec.Struct, kw_only=True, tag="decided"):
     worker_id: str
     """Id of the chosen worker."""
     attempt: int
-    """Number of the last attempt; 0 if no worker failed while running the completion or rejected
-    it."""
+    """Number of the last attempt; 0 if no worker failed during the completion or rejected it."""
     hit_tokens: int
     """Prompt tokens predicted to be in the chosen worker's prefix cache."""
     achievable_hit_tokens: int

@@ -14,7 +14,9 @@ from router.fleet.workers import Floats, WorkerTable
 
 
 class AdaptivePolicy(RoutingPolicy):
-    """cost = queue + slot + compute + adapter + delays-anywhere + delays-worker - copy, in seconds.
+    """The default policy: a worker's cost is the time that the request and others wait, in seconds.
+
+    cost = queue + slot + compute + adapter + delays-anywhere + delays-worker - copy
 
     - queue: seconds that other prompts delay the request's prefill, `Estimate.delay_s`;
     - slot: seconds until a batch slot is free;

@@ -153,7 +153,7 @@ class Fleet:
 
     @property
     def info(self) -> EngineInfo | None:
-        """EngineInfo of some worker; None before any worker has loaded."""
+        """EngineInfo of any worker; None before a worker has loaded."""
         infos = (worker.info for worker in self._workers.values() if worker.info is not None)
         return next(infos, None)
 

@@ -34,7 +34,9 @@ def create_policy(config: RoutingConfig, utilisation: Utilisation) -> RoutingPol
 
 
 class PrefixScorePolicy(RoutingPolicy):
-    """score = hit_tokens·10 − utilisation·100 + kv_free·0.1 + batch_room·0.5, with default weights.
+    """Chooses the worker with the highest weighted score of cache hits and free capacity.
+
+    With default weights, score = hit_tokens·10 − utilisation·100 + kv_free·0.1 + batch_room·0.5.
 
     - hit_tokens: leading prompt tokens in the worker's prefix cache;
     - utilisation: requests on the worker (running, waiting, sent) per batch slot; above 1, requests
@@ -67,7 +69,10 @@ class PrefixScorePolicy(RoutingPolicy):
 
 
 class LeastLoadPolicy(RoutingPolicy):
-    """cost = seconds to compute the prompts ahead + (active requests / batch slots)·step time."""
+    """Chooses the least loaded worker.
+
+    cost = seconds to compute the prompts ahead + (active requests / batch slots)·step time.
+    """
 
     tolerance = TOLERANCE
 

@@ -27,7 +27,8 @@ class Reservation(msgspec.Struct):
     epoch: int = 0
     """Epoch of the worker in which it accepted the request; 0 before its reply."""
     ordinal: int = 0
-    """Number of the submit within `epoch`; a LoadSnapshot with at least as many includes it."""
+    """Number of the submit within `epoch`; a LoadSnapshot that counts at least as many submits
+    includes the request."""
 
 
 class SentPrompt(NamedTuple):

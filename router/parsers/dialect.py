@@ -44,7 +44,7 @@ class Dialect:
     thought_tokens: ThoughtTokens | None = None
     """Tokens that start and end reasoning; None if these markers are not single tokens."""
     has_opened_thoughts: bool = False
-    """Whether prompts end with the marker that starts reasoning if it is enabled."""
+    """Whether prompts end with the marker that starts reasoning, if reasoning is enabled."""
     special: frozenset[str] = frozenset()
     """Markers that are special tokens, which skip_special_tokens must not remove."""
     stop_token_ids: tuple[int, ...] = ()
@@ -175,7 +175,7 @@ def _tools_of(template: ChatTemplate | None, response: object) -> ToolFormat | N
 
 
 def _opens(template: ChatTemplate | None, thoughts: ThoughtFormat) -> bool:
-    """Whether prompts end within reasoning if it is enabled."""
+    """Whether prompts end within reasoning if reasoning is enabled."""
     if template is None:
         return False
     switches: dict[str, Any] = dict.fromkeys(THINKING_SWITCHES, True)

@@ -49,7 +49,7 @@ Piece = Thought | Content | Call | CallArguments
 
 
 State = Literal["thought", "content", "call", "arguments", "called"]
-"""State of the parser. Within a region of calls it is `call` before the arguments of a call,
+"""State of the parser. In a region of calls, it is `call` before the arguments of a call,
 `arguments` within them, and `called` after them."""
 _IN_CALLS = ("call", "arguments", "called")
 
@@ -123,7 +123,7 @@ class OutputParser:
         self._may_mark = re.compile(f"[{re.escape(''.join(sorted(marks)))}]" if marks else "(?!)")
         """Pattern of characters that may start a marker."""
         self._buffer = ""
-        """Text that is not parsed yet: the start of a possible marker, or within a region."""
+        """Text that is not parsed yet: the start of a possible marker, or text within a region."""
         self._scanned = 0
         """Number of buffer characters in which no complete marker begins."""
         self._space = ""

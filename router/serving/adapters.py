@@ -63,7 +63,8 @@ class AdapterRegistry:
         peers: Peers | None = None,
     ) -> None:
         self._static: dict[str, AdapterRef | None] = dict.fromkeys(static)
-        """Configured adapters by name; None until a worker has reported its version."""
+        """Configured adapters by name; the value is None until a worker has reported the adapter's
+        version."""
         self._loaded: dict[str, LoadedAdapter] = {}
         self._shared = SharedSettings(store, "LoRA adapters", self._apply)
         self._peers = peers
@@ -88,7 +89,8 @@ class AdapterRegistry:
 
     @property
     def configured(self) -> Mapping[str, AdapterRef | None]:
-        """Adapters of the configuration, by name; None until a worker has reported its version."""
+        """Configured adapters by name; the value is None until a worker has reported the adapter's
+        version."""
         return self._static
 
     @property

@@ -1,4 +1,4 @@
-"""Isolation: retries a request that may have crashed workers alone on a worker, then fails it."""
+"""Isolation: retries each request that may have crashed workers on an otherwise idle worker."""
 
 from __future__ import annotations
 

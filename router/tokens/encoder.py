@@ -382,7 +382,7 @@ class PromptEncoder:
         return accept
 
     def _kinds(self) -> tuple[Limits, ...]:
-        """Limits of the ready workers: a copy, since it is read in threads."""
+        """Limits of the ready workers: a copy, since threads read it."""
         return tuple(self._fleet.limits) or (self._assumed,)
 
     def _blocks(

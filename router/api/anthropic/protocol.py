@@ -106,7 +106,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
     top_k: int | None = None
     metadata: Metadata | None = None
     seed: int | None = None
-    """Sampling seed. Like the ChatRequest fields below, it is not in Anthropic's API."""
+    """Sampling seed; like the fields below, which are ChatRequest's, it is not in Anthropic's API.
+    """
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None

@@ -183,12 +183,12 @@ def _form(tag: Mapping[str, Any]) -> StructuredOutputsParams:
 
 
 def given_tool(index: int, given: Mapping[str, Any], kind: type[T], ignored: Ignored) -> T:
-    """Converts a tool from another API's body to its type. Raises ApiError (400) if that fails.
+    """Converts a tool from another API's body to `kind`. Raises ApiError (400) if that fails.
 
     Args:
         index: index of the tool in the body.
         given: the tool.
-        kind: its type.
+        kind: type of the tool.
         ignored: handling of unknown fields.
     """
     if ignored.is_beta:

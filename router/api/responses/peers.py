@@ -18,8 +18,8 @@ from worker.protocol.analyzed import analyzed
 METHOD = "responses"
 
 Operation = Literal["retrieve", "follow", "delete", "cancel", "messages"]
-"""Operations. `retrieve` returns the response, `follow` its events, and `messages` its
-conversation, to continue it."""
+"""Operations on a stored response: `retrieve` returns it, `follow` its events, and `messages` its
+conversation, which a new response continues."""
 
 
 class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -120,7 +120,7 @@ def function_name(namespace: str, name: str) -> str:
 
 
 def arguments_of(text: str) -> str:
-    """Arguments, as JSON, of a custom tool's call with this input."""
+    """JSON arguments of a custom tool's call with this input."""
     return msgspec.json.encode({INPUT: text}).decode()
 
 
@@ -136,9 +136,9 @@ class InputText:
     def __init__(self) -> None:
         self._arguments: list[str] = []
         self._is_begun = False
-        """Whether the arguments have the usual form."""
+        """Whether the arguments have started in the usual form."""
         self._is_other = False
-        """Whether the arguments have another form."""
+        """Whether the arguments have a form other than the usual one."""
         self._rest = ""
         """Arguments that are not decoded yet."""
         self._text: list[str] = []

@@ -88,7 +88,7 @@ class ResponsesWriter(BlockWriter):
         return text
 
     def begun(self) -> bytes:
-        """response.created and response.in_progress, without output."""
+        """The events response.created and response.in_progress, without output."""
         response = self.response("in_progress")
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
@@ -207,8 +207,8 @@ class ResponsesWriter(BlockWriter):
         return events + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
-        """response.failed with the error, preceded by the first events if they are not written
-        yet."""
+        """The event response.failed with the error, preceded by the first events if they are not
+        written yet."""
         begun = b"" if self.is_begun else self.begun()
         return begun + self._event("response.failed", response=self.failed(error))
 
