@@ -211,7 +211,7 @@ class ModelRoute:
     revision: str = ""
     """Branch, tag or commit of the repository; empty for its main branch."""
     aliases: tuple[str, ...] = ()
-    """Additional names of the same model."""
+    """Additional names of the model."""
     tokenizer: str = ""
     """Folder or Hub repository of the tokenizer; defaults to the checkpoint's."""
     chat: ChatConfig = field(default_factory=ChatConfig, metadata=group())

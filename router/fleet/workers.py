@@ -41,9 +41,9 @@ class WorkerTable:
     work_burst: Floats
     """Tokens among `work_tokens` that one step computes."""
     work_rows: Floats
-    """Running requests in the report."""
+    """Number of running requests in the report."""
     work_context: Floats
-    """Positions that a decode step of all running requests attends to."""
+    """Number of positions that a decode step of all running requests attends to."""
     queue_s: Floats
     """Seconds to prefill `work_tokens`."""
     reported_at: Floats

@@ -127,7 +127,7 @@ class ModelStats:
     workers: WorkerTarget = field(default_factory=partial(WorkerTarget, 1, 1, 1))
     """Target number of workers: the configured number until Serve has been queried."""
     prompt_tokens: Annotated[int, AsCounter("prompt_tokens", "Prompt tokens processed.")] = 0
-    """Prompt tokens of requests."""
+    """Number of prompt tokens of all requests."""
     generation_tokens: Annotated[int, AsCounter("generation_tokens", "Tokens generated.")] = 0
     cached_tokens: Annotated[
         int, AsCounter("prompt_tokens_cached", "Prompt tokens found in prefix caches.")

@@ -23,7 +23,7 @@ LOGPROB_BYTES = 8
 
 
 class CompletionOwner(Protocol):
-    """Listener to the first tokens, worker failures and end of a completion."""
+    """Listener for the first tokens, worker failures and end of a completion."""
 
     def begun(self, completion: Completion) -> None:
         """Called when the first token of an attempt has arrived from the worker."""

@@ -21,7 +21,7 @@ KNOWN = KnownFields(
         "tools": UnsupportedField(([],)),
     },
 )
-"""Fields of these APIs that are not supported."""
+"""Fields of OpenAI's and TypeSafe's APIs that are not supported."""
 
 MAX_QUESTIONS = 64
 MAX_CHOICES = 26

@@ -32,7 +32,7 @@ LIMITED_PATHS = (
 
 
 class ApiKeys:
-    """Rejects requests without a valid API key, and creates the account of all others.
+    """Rejects requests without a valid API key, and creates an account for each other request.
 
     It does not wrap `send`, so it costs nothing per token.
 

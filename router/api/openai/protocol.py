@@ -239,7 +239,7 @@ def parse_body(
 
 
 def json_object(body: CutJson) -> dict[str, Any]:
-    """Decodes a body that is a JSON object. Raises ApiError (400) for others."""
+    """Decodes a body that must be a JSON object. Raises ApiError (400) if it is not."""
     try:
         fields = body.decode()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -27,7 +27,7 @@ KNOWN = KnownFields(
         "truncation": UnsupportedField((False,), _TRUNCATED),
     },
 )
-"""Fields of these APIs that are not supported."""
+"""Fields of the pooling APIs that are not supported."""
 COHERE = KnownFields(
     KNOWN.ignored,
     {name: field for name, field in KNOWN.unsupported.items() if name != "truncate"},
