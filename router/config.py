@@ -13,11 +13,11 @@ from worker.protocol.options import group, option_name
 PolicyName = Literal[
     "adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session"
 ]
-"""Names of routing policies, see router.fleet.policies."""
+"""Names of routing policies (see router.fleet.policies)."""
 
 Tenancy = Literal["auto", "none", "key", "user"]
 """How requests are grouped into tenants: not at all, by API key, or by key and the request's
-`user`; auto is by key if there are several keys, else none."""
+`user`. `auto` means by key if there are several keys, otherwise not at all."""
 
 _RARE = {"within": "--routing-config"}
 """Metadata of options without a flag, which are set within --routing-config."""
@@ -211,7 +211,7 @@ class ModelRoute:
     revision: str = ""
     """Branch, tag or commit of the repository; empty for its main branch."""
     aliases: tuple[str, ...] = ()
-    """Additional names of the same model."""
+    """Additional names of the model."""
     tokenizer: str = ""
     """Folder or Hub repository of the tokenizer; defaults to the checkpoint's."""
     chat: ChatConfig = field(default_factory=ChatConfig, metadata=group())
@@ -228,7 +228,7 @@ class ModelRoute:
     min_workers: int = 1
     """Initial and minimum number of workers."""
     max_workers: int = 1
-    """Maximum number of workers; equal to `min_workers` without autoscaling."""
+    """Maximum number of workers; equal to `min_workers` if autoscaling is disabled."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -255,8 +255,8 @@ class GatewayConfig:
     access: AccessConfig = field(default_factory=AccessConfig, metadata=group())
     """Keys, origins, path and audit log."""
     known_hosts: tuple[str, ...] = ()
-    """Names accepted in the Host header besides IP addresses: `allowed_hosts`, and those of the
-    listener on loopback. Empty for any."""
+    """Names accepted in the Host header besides IP addresses: `allowed_hosts` and, if the API
+    listens on loopback, the local names. Empty for any."""
     tenants: TenantConfig = field(default_factory=TenantConfig, metadata=group())
     """How requests are grouped into tenants."""
     responses_store_mib: int = 64

@@ -64,7 +64,7 @@ class ApiError(Exception):
         status: HTTP status, which also determines the error's `type`.
         message: human-readable message; the middle is omitted beyond MAX_MESSAGE characters.
         param: the invalid field of the request, also shortened; None if there is none.
-        code: machine-readable code, such as "model_not_found"; None for the status.
+        code: machine-readable code, such as "model_not_found"; None to use the status.
         retry_after_s: seconds of the Retry-After header; None if there is none.
         overflow: lengths of a prompt that exceeds the context length; None for other errors.
     """
@@ -222,7 +222,7 @@ def rejected(rejection: Rejection, param: str | None = None) -> ApiError:
     """The error of a request that a worker has rejected.
 
     Args:
-        rejection: the worker's answer.
+        rejection: the worker's reply.
         param: the client's name of the invalid field; None if there is none.
     """
     if rejection.status == 429:

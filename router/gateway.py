@@ -34,7 +34,7 @@ _READY_POLL_S = 0.02
 
 
 class Gateway:
-    """Serves models over their workers, without HTTP: see `router.api.app.create_app`.
+    """Serves models over their workers, without HTTP (see `router.api.app.create_app`).
 
     Must be used on one event loop.
 
@@ -47,8 +47,8 @@ class Gateway:
         adapters: store of adapters loaded at run time, by model name.
         peers: the other gateways; None if there are none.
 
-        Raises:
-            ValueError: a model has no transport.
+    Raises:
+        ValueError: a model has no transport.
     """
 
     def __init__(

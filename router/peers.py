@@ -40,7 +40,8 @@ class PeerTransport(Protocol):
 
 
 class Peers:
-    """This gateway's calls to others, and its handlers of theirs. Used on one event loop.
+    """This gateway's calls to other gateways, and its handlers of their calls. Used on one event
+    loop.
 
     Args:
         own_id: id of this gateway.
@@ -83,7 +84,8 @@ class Peers:
         return await self._reach(peer_id).call(peer_id, _encode(PeerRequest(method, payload)))
 
     def stream(self, peer_id: str, method: str, payload: bytes) -> AsyncIterator[bytes]:
-        """Calls another gateway. Raises ConnectionError if it is unreachable or fails."""
+        """Calls another gateway; yields the response. Raises ConnectionError if it is unreachable
+        or fails."""
         return self._reach(peer_id).stream(peer_id, _encode(PeerRequest(method, payload)))
 
     async def answer_call(self, request: bytes) -> bytes:

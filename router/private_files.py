@@ -19,7 +19,7 @@ class RotatedFile:
 
     Args:
         path: path of the file; its folder is created with mode 0700 if it does not exist.
-        max_bytes: maximum bytes of a file; there are at most two.
+        max_bytes: maximum bytes of each of the at most two files.
         others: pattern of file names of all processes that write such files, such as
             `audit-*.jsonl`; files of exited processes may have up to twice `max_bytes` in total.
             Empty to remove none.

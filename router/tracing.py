@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 Value = int | float | str | Sequence[str]
-"""Values of a span's attributes."""
+"""Type of a span attribute's value."""
 _OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 """Operations by path, as in OpenTelemetry's conventions; others are "chat"."""
 

@@ -11,7 +11,7 @@ may have 2,048 completions, each of which takes 0.1 to 0.2 ms in all."""
 
 
 class WorkSlice:
-    """Time of one task's work since other tasks of the running event loop could run.
+    """Measures the time that a task has worked since other tasks of the event loop could last run.
 
     Check `is_over` after each small part of the work; if it is, await `next`.
     """

@@ -72,7 +72,7 @@ class AdapterRoutes:
             )
 
     def _model(self, name: str | None) -> ServedModel:
-        """The base model: the one that is named, or the only one with adapters."""
+        """The base model that the request names; if it names none, the only model with adapters."""
         enabled = [model for model in self._gateway.models if model.route.enable_lora]
         if name is None and len(enabled) == 1:
             return enabled[0]

@@ -34,7 +34,11 @@ class AdminAccess:
         self._attempts = FailedAttempts()
 
     async def authorize(self, request: Request) -> None:
-        """Raises ApiError: 401 without a valid admin key, 403 if the gateway has no admin keys."""
+        """Checks the admin key of a request.
+
+        Raises:
+            ApiError: 401 if the key is missing or invalid, 403 if the gateway has no admin keys.
+        """
         if self._keys.is_empty:
             raise ApiError(
                 403,

@@ -172,10 +172,10 @@ def _routes(
 
 
 class PlainPaths:
-    """ASGI middleware that removes a trailing slash of the path and the proxy's prefix before it.
+    """ASGI middleware that removes a trailing slash and the proxy's prefix from the path.
 
-    A proxy may have removed its prefix already. This must be outside of middleware that compares
-    paths, such as ApiKeys.
+    The prefix may be absent, since some proxies remove it themselves. This middleware must wrap
+    middleware that compares paths, such as ApiKeys.
 
     Args:
         app: the wrapped application.
@@ -204,7 +204,8 @@ class MonitorRoutes:
 
     Args:
         gateway: the gateway.
-        keys: API keys whose holders get details of /ready; without keys, everyone does.
+        keys: API keys that give access to the details of /ready; if there are no keys, all requests
+            get them.
     """
 
     def __init__(self, gateway: Gateway, keys: KeyRing) -> None:
@@ -233,10 +234,10 @@ class MonitorRoutes:
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """GET /ready: 200 if every model has a ready worker or starts one on demand; else 503.
+        """GET /ready: 200 if every model has a ready worker or starts one on demand; otherwise 503.
 
-        With an API key, also lists the models without a worker, and failed starts that will be
-        retried with their errors, which may contain paths and names of nodes.
+        Requests with an API key also get the models without a worker, and the failed starts that
+        will be retried. Errors of these starts may contain paths and names of nodes.
         """
         if self._gateway.ready:
             return JSONResponse({"status": "ready"})

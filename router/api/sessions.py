@@ -25,7 +25,8 @@ MAX_LISTED = 64
 """Maximum number of sessions listed per model."""
 
 _RANKS = {"running": 0, "waiting": 1, "idle": 2}
-"""States of a session; one served by several gateways is shown in the first of its states."""
+"""States of a session, in order of precedence: a session served by several gateways is shown in the
+first of its states."""
 
 SessionLists = dict[str, SessionList]
 """Sessions of a gateway by model."""
@@ -44,10 +45,10 @@ class SessionRoutes:
         self._peers.handle_call(METHOD, self._handle)
 
     async def sessions(self, request: Request) -> Response:
-        """GET /sessions: waiting and live sessions of models that make them wait.
+        """GET /sessions: waiting and live sessions of models with a session gate.
 
         Requires a key with the monitoring permission if there are several keys. Gateways that do
-        not respond in time are left out. A session that several gateways serve is listed once, but
+        not respond in time are omitted. A session that several gateways serve is listed once, but
         counted by each of them. Raises ApiError (403).
         """
         account = account_of(request)
@@ -116,7 +117,7 @@ def _summary(model: ServedModel, lists: Sequence[SessionList]) -> dict[str, Any]
 
 
 def _rows(model: ServedModel, lists: Sequence[SessionList]) -> list[dict[str, Any]]:
-    """Sessions of all gateways: waiting ones, the oldest first, then the largest."""
+    """Sessions of all gateways: waiting ones, oldest first, then the others, largest first."""
     latest = dict[int, ListedSession]()
     rows = [row for sessions in lists for row in sessions.sessions]
     for row in sorted(rows, key=lambda row: (_RANKS[row.state], row.state_s)):

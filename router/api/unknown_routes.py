@@ -28,7 +28,7 @@ _UNSUPPORTED = {
 """Route prefixes of other servers that are not supported here, and what they are for."""
 _VERSION = "/v1"
 _SIMILARITY = 0.85
-"""Minimum difflib ratio at which another route is suggested: one or two letters of a path."""
+"""Minimum difflib ratio at which another route is suggested: a difference of one or two letters."""
 
 
 def describe_unknown_route(path: str, known: Iterable[str]) -> str:

@@ -45,9 +45,9 @@ from worker.protocol.messages import (
 logger = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S = 60.0
-"""Timeout in seconds of a worker that reads an adapter of up to tens of GB."""
+"""Timeout in seconds for a worker to read an adapter, which may have tens of GB."""
 FIRST_BACKOFF_S = 0.05
-"""Seconds between attempts to attach; doubled after each failure."""
+"""Initial number of seconds between attempts to attach; doubled after each failure."""
 LAST_BACKOFF_S = 2.0
 """Maximum seconds between attempts to attach."""
 
@@ -126,7 +126,7 @@ class WorkerChannel:
         """Submits a request; returns when the worker has accepted it.
 
         Raises:
-            WorkerUnreachable: the worker did not get the request, or failed with it.
+            WorkerUnreachable: the worker did not receive the request, or failed after receiving it.
             SubmitRejected: the worker has rejected the request.
         """
         if self._epoch is None:
@@ -154,7 +154,7 @@ class WorkerChannel:
         self._submit_queue.abort(request_id, request.attempt)
 
     def set_admission(self, change: AdmissionChange) -> bool:
-        """Sends changed admission rules to the worker; False if it is not attached."""
+        """Sends changed admission rules to the worker; returns False if it is not attached."""
         if self._epoch is None:
             return False
         self._submit_queue.set_admission(change)
@@ -165,7 +165,7 @@ class WorkerChannel:
 
         Raises:
             ConnectionError: the worker is unreachable.
-            TimeoutError: the worker does not answer within CHECK_TIMEOUT_S.
+            TimeoutError: the worker does not respond within CHECK_TIMEOUT_S.
         """
         payload = msgspec.msgpack.encode(SubmitBatch(check_adapter=folder))
         async with asyncio.timeout(CHECK_TIMEOUT_S):
@@ -261,10 +261,10 @@ class WorkerChannel:
                 request.receiver.fail("internal error: failed to process generated tokens")
 
     def _on_orphaned(self, delta: TokenDelta) -> None:
-        """Handles tokens of a request that is not open: it was aborted or failed.
+        """Handles tokens of a request that is not open, since it was aborted or failed.
 
-        Aborts it on the worker, once: if the reply to its submit was lost, or the submit arrived
-        after its abort, the worker would otherwise generate it to completion.
+        Aborts the request on the worker, once: if the reply to its submit was lost, or the submit
+        arrived after its abort, the worker would otherwise generate it to completion.
         """
         request_id, attempt = delta.request_id, delta.attempt
         if delta.finish_reason is not None:

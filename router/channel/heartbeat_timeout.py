@@ -15,7 +15,7 @@ SILENT_TICKS_AT_FIRST = 40
 takes longer."""
 PULSE_TICKS = 4
 """Ticks without an item after which heartbeats are read. A worker whose event loop is blocked
-publishes them, and will resume its requests soon; a stopped or exited one does not."""
+still publishes heartbeats, and will resume its requests soon; a stopped or exited one does not."""
 BUSY_TICKS = 120
 """Ticks without an item after which a worker with heartbeats also fails: half a minute."""
 
@@ -24,7 +24,7 @@ class HeartbeatTimeout:
     """Counts ticks without an item on an attach stream.
 
     Args:
-        heartbeat: reads the worker's last heartbeat, see WorkerTransport.heartbeat.
+        heartbeat: reads the worker's last heartbeat (see WorkerTransport.heartbeat).
     """
 
     def __init__(self, heartbeat: Callable[[], Awaitable[bytes | None]]) -> None:
@@ -41,10 +41,10 @@ class HeartbeatTimeout:
         self.received = False
         """Whether an item has arrived since the last tick; set by the stream."""
         self._pulse_task: asyncio.Task[bytes | None] | None = None
-        """Call of `heartbeat`."""
+        """Running call of `heartbeat`."""
 
     def tick(self, *, is_attached: bool) -> str | None:
-        """Counts a tick; returns the reason if the worker has failed, else None."""
+        """Counts a tick; returns the reason if the worker has failed, otherwise None."""
         if self.received:
             self.received = False
             self._num_ticks = self._num_lifeless = 0

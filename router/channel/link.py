@@ -23,9 +23,10 @@ from worker.protocol.frames import (
 
 
 class WorkerLink(asyncio.Protocol):
-    """A worker's attach stream, with submits on the same connection, in `worker.protocol.frames`.
+    """A worker's attach stream, with submits on the same connection.
 
     The kernel closes the connection when the worker's process exits, which ends the link at once.
+    Messages are framed as in `worker.protocol.frames`.
 
     Args:
         on_item: called with each encoded WorkerItem as soon as it is received; an exception that it
@@ -38,10 +39,10 @@ class WorkerLink(asyncio.Protocol):
         self._decode = msgspec.msgpack.Decoder(ToGateway).decode
         self._transport: asyncio.Transport
         self._calls: dict[int, asyncio.Future[bytes]] = {}
-        """Pending replies, by number of the call."""
+        """Pending replies by call number."""
         self._numbers = itertools.count(1)
         self._end: str | None = None
-        """Reason for the end of the link; None before."""
+        """Reason for the end of the link; None until it ends."""
         self._ended = asyncio.Event()
 
     @classmethod
@@ -59,7 +60,7 @@ class WorkerLink(asyncio.Protocol):
         return self._end
 
     async def call(self, payload: bytes) -> bytes:
-        """Sends an encoded SubmitBatch, returns the encoded SubmitReply.
+        """Sends an encoded SubmitBatch and returns the encoded SubmitReply.
 
         Raises:
             ConnectionError: the link has ended, or the worker could not process the batch.

@@ -23,7 +23,7 @@ class WorkerTransport(Protocol):
         ...
 
     async def submit(self, worker_id: str, payload: bytes) -> bytes:
-        """Sends a SubmitBatch, returns the SubmitReply. Raises ConnectionError if unreachable."""
+        """Sends a SubmitBatch; returns the SubmitReply. Raises ConnectionError if unreachable."""
         ...
 
     async def heartbeat(self, worker_id: str) -> bytes | None:
@@ -74,11 +74,11 @@ class Receiver(Protocol):
         ...
 
     def lose(self, reason: str) -> None:
-        """The worker has failed; it will not send more deltas."""
+        """Called when the worker has failed; it will not send more deltas."""
         ...
 
     def fail(self, message: str) -> None:
-        """The request cannot be resumed on any worker."""
+        """Called when the request cannot be resumed on any worker."""
         ...
 
 
@@ -86,21 +86,21 @@ class ChannelListener(Protocol):
     """Listener for the state of a worker."""
 
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
-        """The worker has attached or was rebuilt: its state is replaced by the snapshot's."""
+        """Called when the worker has attached or was rebuilt: the snapshot replaces its state."""
         ...
 
     def on_update(self, worker_id: str, update: WorkerUpdate, /) -> None:
-        """The worker has reported an engine step. Called before its deltas are delivered."""
+        """Called when the worker has reported an engine step, before its deltas are delivered."""
         ...
 
     def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
-        """The worker has accepted a request as submit number `ordinal` of `epoch`."""
+        """Called when the worker has accepted a request as submit number `ordinal` of `epoch`."""
         ...
 
     def on_lost(self, worker_id: str, reason: str) -> None:
-        """The worker or its rank group has failed."""
+        """Called when the worker or its rank group has failed."""
         ...
 
     def on_closed(self, worker_id: str) -> None:
-        """The channel of a worker that was removed from the set has ended."""
+        """Called when the channel of a worker that was removed from the set has ended."""
         ...

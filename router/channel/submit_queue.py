@@ -25,8 +25,8 @@ ABORT_RETRY_S = 1.0
 """Seconds until aborts of a failed call are sent again, if no other call is made before."""
 
 MAX_KNOWN_GRAMMARS = 64
-"""Number of grammars assumed to be cached by the worker, which caches many more. If it has dropped
-one anyway, a batch waits while it is compiled."""
+"""Number of grammars assumed to be cached by the worker, which caches many more. If the worker has
+dropped one anyway, the batch waits while that grammar is compiled."""
 MAX_KNOWN_ADAPTERS = 1024
 """Number of LoRA adapters assumed to be checked by the worker already."""
 
@@ -38,7 +38,7 @@ class OnFailure(Protocol):
     """Callback for submits of calls that failed."""
 
     def __call__(self, submits: list[Submit], reason: str, *, is_lost: bool) -> None:
-        """Called with the submits of a call.
+        """Called when a call has failed.
 
         Args:
             submits: submits that may not have arrived.
@@ -51,10 +51,11 @@ class OnFailure(Protocol):
 class SubmitQueue:
     """Queue of submits, aborts and changed admission rules for one worker.
 
-    worker_id: the worker.
-    transport: sends the batches.
-    on_reply: called with the submits of each batch that arrived, and the worker's reply.
-    on_failure: called with the submits of each batch that failed.
+    Args:
+        worker_id: the worker.
+        transport: sends the batches.
+        on_reply: called with the submits of each batch that arrived, and the worker's reply.
+        on_failure: called with the submits of each batch that failed.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class SubmitQueue:
         """Submits waiting for the reply to another one with the same grammar or adapter."""
         self._known_grammars: LRUCache[int, None] = LRUCache(MAX_KNOWN_GRAMMARS)
         """Hashes of the grammars that the worker has recently compiled, whose texts may be large.
-        On a hash collision a batch merely waits while the worker compiles."""
+        After a hash collision, a batch merely waits while the worker compiles."""
         self._known_adapters: LRUCache[int, None] = LRUCache(MAX_KNOWN_ADAPTERS)
         """Hashes of the adapters that the worker has recently used."""
         self._encoder = msgspec.msgpack.Encoder()
@@ -90,7 +91,7 @@ class SubmitQueue:
         check its adapter.
 
         The reply to such a call is late and would delay other submits in it. Further submits with
-        the same grammar or adapter wait for it.
+        the same grammar or adapter wait for that reply.
         """
         novelty = self._novelty(submit)
         if novelty is None:
@@ -174,13 +175,13 @@ class SubmitQueue:
         self._sender = None
 
     def _keep(self, change: AdmissionChange | None) -> None:
-        """Puts the changes of a failed call before later ones."""
+        """Keeps the changed admission rules of a failed call; later changes take precedence."""
         if change is not None:
             later = self._admission
             self._admission = change if later is None else change.then(later)
 
     def _novelty(self, submit: Submit) -> Novelty | None:
-        """The grammar or adapter of a submit that may be new to the worker; None for neither."""
+        """The grammar or adapter of a submit that may be new to the worker, if any."""
         grammar, adapter = submit.sampling.structured_outputs, submit.adapter
         if grammar is not None and hash(grammar) not in self._known_grammars:
             return grammar

@@ -21,7 +21,8 @@ from router.private_files import RotatedFile
 logger = logging.getLogger(__name__)
 
 MAX_BLOCKS = 8192
-"""Maximum leading blocks of a prompt that are logged: 131,072 tokens at pages of 16, 87 kB."""
+"""Maximum number of leading blocks of a prompt that are logged: 131,072 tokens if pages have 16
+tokens, or 87 kB."""
 _HASH_BYTES = 8
 _MIN_SECRET_BYTES = 16
 _SPEED_EVERY = 256
@@ -33,8 +34,9 @@ _BUFFER = 1 << 16
 class DecisionLog:
     """Appends to FOLDER/MODEL-GATEWAY.jsonl. Lines are buffered up to 64 kB; `close` flushes.
 
-    Only its user may read it. A full file replaces MODEL-GATEWAY.1.jsonl, and the next one starts
-    with the current workers. If writing fails, the log is disabled; requests are not affected.
+    Only the user that runs the gateway may read the file. When it is full, it replaces
+    MODEL-GATEWAY.1.jsonl, and a new file starts with the current workers. If writing fails, the log
+    is disabled; requests are not affected.
 
     Args:
         folder: folder of logs; created if it does not exist.

@@ -19,13 +19,14 @@ class DecisionLine(msgspec.Struct, kw_only=True, tag="decided"):
     """Number of generated tokens."""
     page_size: int
     hashes: bytes
-    """Block hashes of the prompt, little-endian uint64; in logs keyed and only the first ones."""
+    """Block hashes of the prompt, little-endian uint64. Logs contain keyed hashes of the first
+    blocks only."""
     session: str
-    """The client's conversation id, empty for none; keyed in logs."""
+    """The client's conversation id, empty if there is none; a keyed hash in logs."""
     worker_id: str
     """Id of the chosen worker."""
     attempt: int
-    """Number of the last attempt; 0 if no worker failed with or rejected the completion."""
+    """Number of the last attempt; 0 if no worker failed during the completion or rejected it."""
     hit_tokens: int
     """Prompt tokens predicted to be in the chosen worker's prefix cache."""
     achievable_hit_tokens: int
@@ -41,7 +42,7 @@ class DecisionLine(msgspec.Struct, kw_only=True, tag="decided"):
     regret_s: float
     """Predicted seconds to the first token minus the minimum over all workers."""
     session_wait_s: float = 0.0
-    """Seconds of `first_token_s` at the SessionGate."""
+    """Seconds of `first_token_s` spent waiting at the SessionGate."""
 
 
 class WorkerSeen(msgspec.Struct, kw_only=True, tag="worker"):

@@ -17,10 +17,10 @@ def adapter_load_s(
 ) -> Floats:
     """Seconds until each worker has an adapter on the device, one per row of the WorkerTable.
 
-    0 where the adapter is on the device, or is on its way there for an earlier request of this
-    gateway; else the time of the worker's read after those that it has to do before, or a part of a
-    read if the adapter is in host memory.
-    Workers that have not read any adapter yet count with the mean of the others.
+    0 if the adapter is on the device, or is being loaded for an earlier request of this gateway.
+    Otherwise, the time that the worker takes to read it, after the adapters that it must read
+    first; if the adapter is in host memory, a fraction of the time of one read. Workers that have
+    not read any adapter yet are assumed to take the mean time of the others.
     """
     seconds = np.zeros(num_rows)
     unmeasured: list[int] = []
@@ -46,7 +46,7 @@ def adapter_load_s(
 
 
 def _num_coming(worker: WorkerState, now: float) -> int:
-    """Adapters that a worker reads for requests of this gateway, one after another."""
+    """Number of adapters that a worker reads for this gateway's requests, one after another."""
     totals = worker.load.adapters
     assert totals is not None
     return sum(

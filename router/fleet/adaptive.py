@@ -14,7 +14,9 @@ from router.fleet.workers import Floats, WorkerTable
 
 
 class AdaptivePolicy(RoutingPolicy):
-    """cost = queue + slot + compute + adapter + delays-anywhere + delays-worker - copy, in seconds.
+    """The default policy: a worker's cost is the time that the request and others wait, in seconds.
+
+    cost = queue + slot + compute + adapter + delays-anywhere + delays-worker - copy
 
     - queue: seconds that other prompts delay the request's prefill, `Estimate.delay_s`;
     - slot: seconds until a batch slot is free;
@@ -26,8 +28,8 @@ class AdaptivePolicy(RoutingPolicy):
     - delays-worker: seconds that the work delays requests routed to this worker for its cache;
     - copy: seconds that later requests with a popular prefix save if this worker also caches it.
       The prefix is predicted to recur as often as recently, each time waiting for the shortest
-      queue of a worker that has it. At most the cost of making the copy, and 0 once the prefix has
-      as many copies as its share of all requests justifies.
+      queue of a worker that has it. The saving is limited to the cost of making the copy, and is 0
+      once the prefix has as many copies as its share of all requests justifies.
 
     Args:
         utilisation: utilization of the workers.

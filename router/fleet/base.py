@@ -59,8 +59,8 @@ class RoutingPolicy(ABC):
         return
 
     def observe_prefix(self, block_hash: int, now: float) -> None:
-        """Records that another gateway placed a request; its longest prefix that any worker has
-        cached ends with this block."""
+        """Records that another gateway placed a request; the request's longest prefix cached by any
+        worker ends with this block."""
         return
 
     def choose(
@@ -91,9 +91,10 @@ def total(terms: Terms) -> Floats:
 def break_tie(rows: NDArray[np.intp], request: RequestView, workers: WorkerTable) -> int:
     """Selects one of several workers with equal cost; returns its row.
 
-    It is chosen by rendezvous hashing of the first block that the request adds to a cache: all
-    gateways send requests that share a prefix to the same worker, and others to different workers,
-    without communication. A request that adds no block goes to the least recently chosen worker.
+    The worker is chosen by rendezvous hashing of the first block that the request adds to a cache:
+    all gateways send requests that share a prefix to the same worker, and others to different
+    workers, without communication. A request that adds no block goes to the least recently chosen
+    worker.
     """
     place = int(request.hit_tokens.item(rows[0])) // request.page_size
     if place >= len(request.hashes):

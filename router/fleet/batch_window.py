@@ -23,7 +23,7 @@ class BatchWindow:
     """Collects requests until the event loop's next iteration, which starts immediately if it is
     idle.
 
-    Those that arrive while a batch is being placed are the next batch.
+    Requests that arrive while a batch is being placed form the next batch.
 
     Args:
         fleet: the fleet to place them in.

@@ -38,10 +38,10 @@ class PromptBlocks:
     Args:
         token_ids: the prompt's tokens as little-endian int32.
         cache_salt: the client's salt, which isolates its prefix cache.
-        adapter: LoRA adapter, whose version affects keys and values; None for none.
-        tenant: tenant that the prefix cache belongs to if tenants are isolated; else empty.
+        adapter: LoRA adapter, whose version affects keys and values; None if there is none.
+        tenant: tenant that the prefix cache belongs to if tenants are isolated; otherwise empty.
         session: the client's conversation id; empty for none.
-        memo: block hashes of earlier prompts; None computes all.
+        memo: block hashes of earlier prompts; None to compute all hashes.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class PromptBlocks:
     ) -> None:
         self.token_ids = token_ids
         self.largest_token = largest_token(token_ids)
-        """Largest token id as unsigned, so that negative ones exceed every vocabulary."""
+        """Largest token id, read as unsigned, so that negative ids exceed every vocabulary."""
         self.adapter = adapter
         version = "" if adapter is None else adapter.version
         self.cache_salt = cache_scope(cache_salt, version, tenant)

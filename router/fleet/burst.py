@@ -11,8 +11,8 @@ def group_order(prompts: Sequence[PromptBlocks], keys: Sequence[BlockKey]) -> li
     """Indices of `prompts`, grouped by their first block, the group with the most tokens first.
 
     Within a group, prompts that share a longer prefix are adjacent. Placed in this order, each
-    request finds the blocks in flight of its group's first one, and large groups are spread over
-    the workers before small ones fill the gaps.
+    request finds the blocks in flight of its group's first request, and large groups are spread
+    over the workers before small ones fill the gaps.
     """
     if not keys:
         return list(range(len(prompts)))

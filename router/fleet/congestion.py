@@ -14,7 +14,7 @@ _ONE, _BUSIEST = np.array(1.0), np.array(BUSIEST)
 
 
 class Congestion:
-    """Computes delayed requests from utilization ρ, queue W (s) and mean work S (s) per request.
+    """Number of requests delayed, given utilization ρ, queue W (s) and mean work S (s) per request.
 
     `anywhere`: requests that could run on any worker, β = ρ/(1 - ρ)·(P + W/S), with the mean ρ and
     the shortest queue W. Work at the end of a queue delays all requests that arrive before the
@@ -36,7 +36,7 @@ class Congestion:
         self._requests = 0.0
         """Number of placed requests, decaying with WINDOW_S, as of `_at`."""
         self._at = 0.0
-        """Time on the fleet's clock of the last request."""
+        """Time of the last request, on the fleet's clock."""
 
     def placed(self, work_s: float, now: float) -> None:
         """Records a placed request, whose prompt takes `work_s` seconds."""
@@ -50,8 +50,8 @@ class Congestion:
 
         Args:
             utilisation: mean utilization of the workers, 0 to 1.
-            num_workers: number of workers that can take a request.
-            queue_s: seconds of their shortest queue.
+            num_workers: number of workers that can accept a request.
+            queue_s: length of the shortest queue, in seconds.
         """
         busy = min(utilisation, BUSIEST)
         all_busy: float = busy ** (sqrt(2.0 * (num_workers + 1)) - 2.0)

@@ -31,7 +31,7 @@ class Feasibility:
 
     Args:
         sampling: sampling parameters of all completions of the request.
-        names: the client's field names where they differ from these.
+        names: the client's field names where they differ from those of SamplingParams.
     """
 
     __slots__ = ("_known", "_names", "sampling")

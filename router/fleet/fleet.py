@@ -1,4 +1,4 @@
-"""Fleet: a gateway's state of the workers of one model, and its routing decisions."""
+"""Fleet: a gateway's view of the workers of one model, and its routing decisions."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from worker.protocol.messages import AttachSnapshot, EngineInfo, LoadSnapshot, W
 logger = logging.getLogger(__name__)
 
 _MOST_UNPRICED = 16
-"""Maximum number of reports priced at the next decision: 5 us each, which takes as long as a
-decision."""
+"""Maximum number of reports that are priced at the next decision. At 5 µs each, they take as long
+as the decision itself."""
 
 Parity = Callable[[EngineInfo], "str | None"]
 """Check that returns the difference between a worker and this gateway in rendering, tokenizing
@@ -59,8 +59,8 @@ class Choice(msgspec.Struct, frozen=True):
     explanation: Explanation | None = None
     """Explanation of the decision; None unless enabled in RoutingConfig."""
     sampled_blocks: bytes = b""
-    """Block hashes for other gateways, see PromptInFlight; empty if there are no other gateways, or
-    if hits cover most of the prompt."""
+    """Block hashes for other gateways (see PromptInFlight); empty if there are no other gateways,
+    or if hits cover most of the prompt."""
     shared_block: int = 0
     """Hash of the last block of the longest prefix that any worker has, for other gateways; 0 for
     none."""
@@ -79,8 +79,8 @@ class Fleet:
     arrive together take each other into account. A booking ends with the first report whose load
     includes the request, so that it is neither counted twice nor missed: workers number their
     submits, including those of other gateways, and each report states how many it includes. The
-    request's blocks count as cached from the booking until they have been computed, and by block
-    events afterwards.
+    request's blocks count as cached from the booking until they have been computed; after that,
+    block events determine whether they are cached.
 
     Args:
         config: routing policy and its weights.
@@ -153,7 +153,7 @@ class Fleet:
 
     @property
     def info(self) -> EngineInfo | None:
-        """EngineInfo of some worker; None before any worker has loaded."""
+        """EngineInfo of any worker; None before a worker has loaded."""
         infos = (worker.info for worker in self._workers.values() if worker.info is not None)
         return next(infos, None)
 
@@ -301,7 +301,7 @@ class Fleet:
             excluded: ids of workers that must not be chosen.
 
         Returns:
-            None if no worker is available.
+            The choice; None if no worker is available.
         """
         now = self._clock()
         table = self.table
@@ -353,7 +353,8 @@ class Fleet:
     def reserve_group(
         self, requests: Sequence[tuple[str, PromptBlocks, Collection[str]]]
     ) -> Iterator[tuple[int, Choice | None]]:
-        """Reserves for requests that arrived together, one per item, in the order of `group_order`.
+        """Reserves workers for requests that arrived together, one per item, in the order of
+        `group_order`.
 
         Args:
             requests: the arguments of `reserve` for each request.
@@ -458,8 +459,8 @@ class Fleet:
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:
-    """Booking of a request of `work_s` seconds, minus the part of its last step that prompts after
-    it can share."""
+    """The booking of a request that takes `work_s` seconds, without the part of its last step that
+    later prompts can share."""
     part = uncached / table.chunk.item(row)
     work_s -= max(1.0 - part, 0.0) * table.step_s.item(row)
     first_chunks_s = work_s * min(1.0, table.first_chunk_tokens.item(row) / max(uncached, 1))

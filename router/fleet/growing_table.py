@@ -15,9 +15,9 @@ _MIN_CAPACITY = 1024
 _PART = 2048
 """Minimum number of cells moved per call of `work`."""
 _MAX_DEAD = 32
-"""Maximum number of dead slots before a sweep, in small fleets: their bits make sets longer."""
+"""Maximum number of dead slots before a sweep in small fleets: their bits make sets longer."""
 _DEAD_PART = 8
-"""Slots per dead slot that may wait for a sweep, in large fleets."""
+"""Number of slots per dead slot that may wait for a sweep, in large fleets."""
 _CELLS_PER_KEY = 6
 """Cells moved per new key, so that the old table is empty before the new one is full."""
 
@@ -46,7 +46,8 @@ class GrowingTable:
         self._dead: list[int] = []
         """Slots dropped since the start of the current move."""
         self._dying: list[int] = []
-        """Slots dropped before; no value has their bits once the old table has been moved."""
+        """Slots dropped before the current move; once the old table has been moved, no value has
+        their bits."""
         self._dying_bits = 0
         """Bits of the `_dying` slots."""
         self._num_stale = 0
@@ -62,7 +63,7 @@ class GrowingTable:
         return sum(table.keys.nbytes + table.values.nbytes for table in tables)
 
     def get(self, key: int) -> int:
-        """The set number of a key, 0 for none."""
+        """The set number of a key; 0 if it has none."""
         value = self._table.get(key)
         if not value and self._old is not None:
             return self._old.get(key)
@@ -121,7 +122,8 @@ class GrowingTable:
         return num_moved
 
     def sweep_later(self, slot: int, num_blocks: int) -> None:
-        """Records a dropped slot that had `num_blocks`; readers must mask its bits from now on."""
+        """Records that a slot with `num_blocks` blocks was dropped; readers must mask its bits from
+        now on."""
         self._dead.append(slot)
         self._num_stale += num_blocks
         if self._old is None:
@@ -184,7 +186,7 @@ class GrowingTable:
         self._num_emptied = end
 
     def _pull(self, keys: Keys) -> None:
-        """Moves these keys from the old table now."""
+        """Moves these keys from the old table immediately."""
         assert self._old is not None
         cells = self._old.find_many(keys)
         there = np.flatnonzero(cells >= 0)

@@ -38,7 +38,7 @@ class HashTable:
         self._mask = capacity - 1
 
     def get(self, key: int) -> int:
-        """The value of `key`, 0 for none."""
+        """The value of `key`; 0 if it has none."""
         keys, mask = self._key_view, self._mask
         cell = key & mask
         while True:
@@ -50,7 +50,7 @@ class HashTable:
             cell = (cell + 1) & mask
 
     def claim(self, key: int) -> int:
-        """Index of the cell of `key`, assigned if it has none."""
+        """Index of the cell of `key`. If it has no cell, assigns one."""
         keys, mask = self._key_view, self._mask
         cell = key & mask
         while True:
@@ -64,7 +64,7 @@ class HashTable:
             cell = (cell + 1) & mask
 
     def find_each(self, keys: Iterable[int]) -> list[int]:
-        """Index of each key's cell, without the keys that have none."""
+        """Indices of the keys' cells; keys without a cell are omitted."""
         view, mask = self._key_view, self._mask
         cells: list[int] = []
         for key in keys:
@@ -76,7 +76,7 @@ class HashTable:
         return cells
 
     def claim_each(self, keys: Iterable[int]) -> list[int]:
-        """Index of each key's cell, assigned if it has none."""
+        """Index of each key's cell. Keys without a cell are assigned one."""
         view, mask = self._key_view, self._mask
         num_new = 0
         cells: list[int] = []
@@ -111,7 +111,7 @@ class HashTable:
         self.value_view[cell] = value
 
     def find_many(self, keys: Keys) -> Cells:
-        """Index of each key's cell, -1 for keys without one."""
+        """Index of each key's cell; -1 for keys without a cell."""
         mask = np.uint64(self._mask)
         cells = (keys & mask).astype(np.int64)
         result = np.full(len(keys), -1, np.int64)
@@ -126,7 +126,7 @@ class HashTable:
         return result
 
     def claim_many(self, keys: Keys) -> Cells:
-        """`claim` for many keys, none of which occurs twice."""
+        """`claim` for many distinct keys."""
         mask = np.uint64(self._mask)
         cells = (keys & mask).astype(np.int64)
         result = np.empty(len(keys), np.int64)

@@ -26,9 +26,9 @@ class _Holders(NamedTuple):
     """Rows of the workers that have a block."""
 
     any: Rows
-    """Rows of workers that have it in any tier."""
+    """Rows of workers that have the block in any tier."""
     device: Rows | None
-    """Rows of workers that have it on the device; None if they are the same."""
+    """Rows of workers that have the block on the device; None if they are the same as `any`."""
 
 
 class HitFinder:
@@ -36,8 +36,8 @@ class HitFinder:
 
     Args:
         index: blocks that workers have.
-        in_flight: prompts of this gateway whose blocks they will have.
-        others: prompts of other gateways whose blocks they will have.
+        in_flight: prompts of this gateway whose blocks workers will have.
+        others: prompts of other gateways whose blocks workers will have.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HitFinder:
         self._in_flight = in_flight
         self._others = others
         self._slot_rows: Rows = np.zeros(0, np.intp)
-        """Row of the worker, by slot of the index."""
+        """Row of the worker, by index slot."""
         # Sets of workers recur; their bits are converted to rows once.
         self._holders: dict[int, _Holders] = {}
 
@@ -103,12 +103,13 @@ class HitFinder:
     def _found(
         self, prompt: PromptBlocks, keys: Sequence[BlockKey], size: int
     ) -> tuple[Floats, Floats | None, Floats | None, int]:
-        """Leading tokens of the prompt that each of `size` workers has or will have.
+        """Number of leading prompt tokens that each of `size` workers has or will have.
 
         Returns:
-            Per row: tokens in any tier of the worker's cache; those on its device, None if they are
-            the same; and those that prompts in flight compute or use, None if there are none
-            anywhere. Last, the maximum of all, including workers that are not eligible.
+            Three arrays with one entry per row, and a number: tokens in any tier of the worker's
+            cache; tokens on its device (None if they are the same); tokens that prompts in flight
+            compute or use (None if there are none on any worker); and the maximum of all, including
+            workers that are not eligible.
         """
         hits = np.zeros(size)
         on_device: Floats | None = None

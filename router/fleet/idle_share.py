@@ -9,8 +9,8 @@ WINDOW_S = 30.0
 
 
 class IdleShare:
-    """Fraction of time in which a worker has no requests, as an exponential moving average; 0 at
-    first.
+    """Fraction of time in which a worker has no requests: an exponential moving average, initially
+    0.
 
     Args:
         now: time in seconds.

@@ -1,4 +1,4 @@
-"""InFlight: a tree of the prompts that were sent to workers and are not computed yet."""
+"""InFlight: a tree of the prompts that were sent to workers and have not been computed yet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from worker.protocol.blocks import BlockHashes
 
 
 class PrefixNode:
-    """A run of blocks shared by prompts in flight; the root's is empty."""
+    """A run of blocks shared by prompts in flight; the root's run is empty."""
 
     __slots__ = ("children", "counts", "end", "hashes", "mask", "parent", "start")
 
@@ -29,9 +29,9 @@ class PrefixNode:
 class InFlight:
     """A radix tree over block hashes, with which requests of a burst find their common prefixes.
 
-    Hashes are chained: two prompts have equal hashes up to the end of their common prefix and not
-    after it, so that end is found by bisection, in O(log n) per node; blocks are not inserted
-    individually.
+    Hashes are chained: two prompts have equal hashes up to the end of their common prefix, and
+    different ones after it. That end is found by bisection, in O(log n) per node; blocks are not
+    inserted individually.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class InFlight:
         return bool(self._root.children)
 
     def match(self, hashes: BlockHashes) -> list[tuple[int, int]]:
-        """Prefixes that `hashes` shares with prompts in flight, the longest last.
+        """Prefixes that `hashes` shares with prompts in flight, shortest first.
 
         Returns:
             For each prefix: the rows of workers as a bit set, and its length in blocks.

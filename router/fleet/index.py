@@ -52,7 +52,7 @@ class PrefixIndex:
         return self._table.num_bytes
 
     def slot(self, worker_id: str) -> int | None:
-        """The worker's slot, None for an unknown worker.
+        """The worker's slot; None for an unknown worker.
 
         In a Reach, bit 2·slot stands for the device, bit 2·slot + 1 for any tier.
         """

@@ -15,7 +15,7 @@ from worker.protocol.blocks import TOKEN_BYTES, BlockHashes, block_hash_array
 _SEGMENT = 256
 """Blocks per cached segment."""
 _MAX_SEGMENTS = 16_384
-"""Maximum number of cached segments: about 35 MB; 67 million tokens with pages of 16."""
+"""Maximum number of cached segments: about 35 MB, for 67 million tokens if pages have 16 tokens."""
 
 
 class HashMemo:

@@ -17,11 +17,12 @@ MIN_TOKENS = 256
 """Minimum uncached tokens for a prompt to be announced to other gateways. A shorter prefill is done
 by about the time that the message arrives."""
 _PER_OCTAVE = 512
-"""Sampled lengths between a length and twice that: common prefixes are found exactly up to 1,024
-blocks, and to within 1/512 of their length beyond. In simulations of cold caches, the mean time to
-first token of eight gateways is that of one with 1/512, and 1.05 to 1.2 times it with 1/16."""
+"""Number of sampled lengths between a length and twice that length. Common prefixes are found
+exactly up to 1,024 blocks, and to within 1/512 of their length beyond. In simulations of cold
+caches, the mean time to first token with eight gateways is the same as with one; with 16 sampled
+lengths, it is 1.05 to 1.2 times as long."""
 _WORD = np.dtype("<u4")
-"""Half of each hash: a collision affects one decision."""
+"""Type of a sampled hash: half of a block hash, since a collision only affects one decision."""
 _MAX_BLOCKS = 1 << 24
 """Maximum number of blocks of a prompt."""
 
@@ -43,7 +44,7 @@ class OtherGatewaysPrompts:
         """Whether there are any prompts."""
         self._tree = InFlight()
         self._nodes: dict[int, dict[int, PrefixNode]] = {}
-        """Last node of each prompt by its ordinal, by row of the worker."""
+        """Last node of each prompt, by the worker's row and the prompt's ordinal."""
 
     def __len__(self) -> int:
         """Number of prompts."""
@@ -59,7 +60,7 @@ class OtherGatewaysPrompts:
                 self.has_prompts = True
 
     def remove(self, row: int, ordinals: Iterable[int]) -> None:
-        """Removes prompts that are computed; other ordinals, such as those of own prompts, are
+        """Removes computed prompts; other ordinals, such as those of this gateway's prompts, are
         ignored."""
         nodes = self._nodes.get(row)
         if nodes:
@@ -76,8 +77,10 @@ class OtherGatewaysPrompts:
         self.has_prompts = self._tree.has_prompts
 
     def match(self, hashes: BlockHashes) -> list[tuple[int, int]]:
-        """Prefixes that `hashes` shares with the prompts, the longest last, as InFlight.match;
-        lengths are rounded down to sampled ones."""
+        """Prefixes that `hashes` shares with the prompts, shortest first, like InFlight.match.
+
+        Lengths are rounded down to sampled ones.
+        """
         lengths = _sampled_lengths(len(hashes))
         found = self._tree.match(_sampled(hashes))
         return [(rows, lengths.item(count - 1)) for rows, count in found]
@@ -91,7 +94,8 @@ def _sampled(hashes: BlockHashes) -> NDArray[Any]:
 
 @lru_cache(4096)
 def _sampled_lengths(num_blocks: int) -> NDArray[np.intp]:
-    """Prefix lengths in blocks whose last hashes represent a prompt, ending with its own."""
+    """Prefix lengths in blocks at which a prompt's hashes are sampled; the last is the prompt's
+    length."""
     count = int(_LENGTHS.searchsorted(num_blocks))
     return np.append(_LENGTHS[:count], num_blocks)
 

@@ -18,12 +18,13 @@ from worker.protocol.messages import LoadSnapshot, PrefillSteps
 from worker.protocol.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = 5
-"""Coefficients of the step-time model, excluding those of drafts. The model is solved after this
-many observations, and later after this many per worker."""
+"""Number of coefficients of the step-time model, excluding those of drafts. The model is solved
+after this many observations, and later after this many per worker."""
 
 
 class FleetPace:
-    """Fits step times to the reports of all workers, and the relative slowness of each worker.
+    """Fits a step-time model to the reports of all workers, and the relative slowness of each
+    worker.
 
     The model is shared, so that a new worker's times are known; the factor scales all times of a
     worker, for fleets with different GPUs. Workers are identified by their rows in the WorkerTable.
@@ -31,7 +32,7 @@ class FleetPace:
 
     def __init__(self) -> None:
         self.costs: StepCosts
-        """Coefficients of step times of a worker with factor 1."""
+        """Step-time coefficients of a worker with factor 1."""
         self._model = StepTimeModel()
         self.costs = self._model.costs
         self._due = _NUM_COEFFICIENTS
@@ -42,11 +43,11 @@ class FleetPace:
         """Factor of a worker without observations."""
         # Arrays by row.
         self._logs = np.zeros(0)
-        """Logarithm of the worker's last observed factor; NaN before."""
+        """Logarithm of the worker's last observed factor; NaN before the first."""
         self._factors = np.zeros(0)
         """Factor used for the worker; NaN before there is one."""
         self._seen_at = np.zeros(0)
-        """Time on the fleet's clock of the last observation."""
+        """Time of the last observation, on the fleet's clock."""
 
     def factor(self, row: int) -> float:
         """The worker's step times relative to `costs`; the fleet's mean for a new worker."""
@@ -60,7 +61,7 @@ class FleetPace:
         return np.where(np.isnan(factors), self._usual, factors)
 
     def is_due(self, row: int, now: float) -> bool:
-        """Whether the worker's last observation is long enough ago for another one."""
+        """Whether enough time has passed since the worker's last observation for another one."""
         self._grow(row + 1)
         return now - self._seen_at.item(row) >= self._spacing_s
 

@@ -34,10 +34,12 @@ def create_policy(config: RoutingConfig, utilisation: Utilisation) -> RoutingPol
 
 
 class PrefixScorePolicy(RoutingPolicy):
-    """score = hit_tokens·10 − utilisation·100 + kv_free·0.1 + batch_room·0.5, with default weights.
+    """Chooses the worker with the highest weighted score of cache hits and free capacity.
+
+    With default weights, score = hit_tokens·10 − utilisation·100 + kv_free·0.1 + batch_room·0.5.
 
     - hit_tokens: leading prompt tokens in the worker's prefix cache;
-    - utilisation: requests on the worker (running, waiting, sent) per batch slot; above 1 requests
+    - utilisation: requests on the worker (running, waiting, sent) per batch slot; above 1, requests
       wait;
     - kv_free: percent of KV pages free or evictable, minus those needed by requests just sent;
     - batch_room: free slots of the batch.
@@ -67,7 +69,10 @@ class PrefixScorePolicy(RoutingPolicy):
 
 
 class LeastLoadPolicy(RoutingPolicy):
-    """cost = seconds to compute the prompts ahead + (active requests / batch slots)·step time."""
+    """Chooses the least loaded worker.
+
+    cost = seconds to compute the prompts ahead + (active requests / batch slots)·step time.
+    """
 
     tolerance = TOLERANCE
 
@@ -80,7 +85,7 @@ class LeastLoadPolicy(RoutingPolicy):
 
 
 class PowerOfTwoPolicy(LeastLoadPolicy):
-    """The less loaded of two random workers (Mitzenmacher 2001, The power of two choices).
+    """Chooses the less loaded of two random workers (Mitzenmacher 2001, The power of two choices).
 
     Prevents gateways with the same stale reports from choosing the same worker.
     """
@@ -108,7 +113,7 @@ class PowerOfTwoPolicy(LeastLoadPolicy):
 
 
 class RoundRobinPolicy(RoutingPolicy):
-    """The least recently chosen worker."""
+    """Chooses the least recently chosen worker."""
 
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
@@ -120,7 +125,7 @@ class RoundRobinPolicy(RoutingPolicy):
 
 
 class SessionPolicy(RoundRobinPolicy):
-    """Rendezvous hashing of the session id: only sessions of a worker that leaves move.
+    """Rendezvous hashing of the session id: if a worker leaves, only its own sessions move.
 
     Requests without a session go to the least recently chosen worker.
     """

@@ -18,11 +18,11 @@ class _Count(NamedTuple):
     value: float
     """The decayed number at time `at`."""
     at: float
-    """Time on the fleet's clock of the last use."""
+    """Time of the last use, on the fleet's clock."""
     earlier: float = 0.0
     """The decayed number of uses of all prefixes when this one was first used."""
     since: float = 0.0
-    """Time on the fleet's clock of the first use."""
+    """Time of the first use, on the fleet's clock."""
 
     def value_after(self, now: float) -> float:
         """`value` including a use at time `now`; uses within a burst count once."""
@@ -43,16 +43,16 @@ class Recurrence(NamedTuple):
     times: float
     """Recent number of uses, which predicts the number to come; 0 after a single burst."""
     share: float
-    """Fraction of its recent uses among those of all prefixes, 0 to 1."""
+    """The prefix's recent uses as a fraction of those of all prefixes, 0 to 1."""
 
 
 class PrefixPopularity:
     """Counts uses of prefixes, each identified by the hash of its last block.
 
-    A prefix's share is relative to the uses since it was first seen, plus UNKNOWN_S before.
-    If it were relative to all uses, a prefix that suddenly appears in every request would be
-    copied to one worker after another, over WINDOW_S, while other workers idle; without UNKNOWN_S,
-    a burst of 0.1 s would look like all of the traffic. Reading changes nothing.
+    A prefix's share is relative to all uses since the prefix was first seen, and in the UNKNOWN_S
+    before that. If it were relative to all uses, a prefix that suddenly appears in every request
+    would be copied to one worker after another, over WINDOW_S, while other workers idle. Without
+    UNKNOWN_S, a burst of 0.1 s would look like all of the traffic. Reading changes nothing.
     """
 
     def __init__(self) -> None:

@@ -89,12 +89,12 @@ def _price(
 
 
 def _attended(tokens: int, requests: int, cached: int) -> float:
-    """Number of pairs of a token and a position it attends to.
+    """Number of (token, attended position) pairs.
 
     Args:
         tokens: tokens to compute, spread evenly over the prompts.
         requests: number of prompts.
-        cached: tokens before them in all prompts together.
+        cached: total number of tokens before them, over all prompts.
     """
     return tokens * (cached + 0.5 * tokens) / max(requests, 1)
 

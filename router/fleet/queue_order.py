@@ -15,16 +15,17 @@ class QueueView(NamedTuple):
     """This gateway's prompts in flight as seen by one request, per row of the WorkerTable."""
 
     ahead: Floats
-    """Seconds to compute the prompts of the same or higher priority, which are ahead of it."""
+    """Seconds to compute the prompts of the same or higher priority, which are ahead of the
+    request."""
     sent: Floats
     """Seconds to compute all the prompts."""
     num_behind: Floats
     """Number of prompts of lower priority."""
 
     def waiting_s(self, waiting: Floats) -> Floats:
-        """Seconds that the request waits, per row, if it would wait `waiting` after all prompts.
+        """Seconds that the request waits, per row; `waiting` is the wait behind all prompts.
 
-        Prompts of other gateways have unknown priorities and count as ahead of it.
+        Prompts of other gateways have unknown priorities and count as ahead of the request.
         """
         others = np.maximum(waiting - self.sent, 0.0)
         others += self.ahead
@@ -35,7 +36,7 @@ class QueueView(NamedTuple):
 class QueueOrder:
     """Seconds and numbers of this gateway's prompts in flight, by priority and worker.
 
-    They keep an urgent request from avoiding a long queue that it overtakes in favor of a short
+    Without them, an urgent request would avoid a long queue that it overtakes, in favor of a short
     queue of its own priority.
     """
 

@@ -25,16 +25,16 @@ class RequestView(msgspec.Struct):
     """Leading prompt tokens that are in the worker's prefix cache, or will be once the requests in
     flight there are computed."""
     host_hit_tokens: Floats | None
-    """Tokens of `hit_tokens` that are only in host memory; None if there are none anywhere."""
+    """Tokens of `hit_tokens` that are only in host memory; None if there are none on any worker."""
     coming_tokens: Floats | None
-    """Tokens of `hit_tokens` that requests in flight compute first; None if there are none
-    anywhere."""
+    """Tokens of `hit_tokens` that requests in flight must compute first; None if there are none on
+    any worker."""
     best_hit: float
     """Maximum of `hit_tokens`, including workers that are not eligible."""
     hashes: BlockHashes
     """Block hashes of the prompt's full pages."""
     page_size: int
-    """Tokens per page for which `hashes` was computed."""
+    """Page size in tokens for which `hashes` was computed."""
     session: str
     """The client's conversation id; empty for none."""
     shared_block: int

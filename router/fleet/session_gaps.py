@@ -7,24 +7,24 @@ import math
 from itertools import accumulate
 
 QUANTILE = 0.95
-"""Fraction of a session's returns for which it still counts as live."""
+"""Quantile of a session's gaps that determines how long it counts as live after a request."""
 MIN_LIVE_S = 15.0
 MAX_LIVE_S = 60.0
-"""Limits of the time for which a session counts as live. Half of the turns of interactive Claude
-Code come within 10 s and 86 % within 60 s (kv-cache-tester, 82 sessions); in simulations 15 s and
-60 s made no difference."""
+"""Bounds in seconds of the time for which a session counts as live. Half of the turns of
+interactive Claude Code come within 10 s, and 86 % within 60 s (kv-cache-tester, 82 sessions). In
+simulations, 15 s and 60 s made no difference."""
 FIRST_LIVE_S = 15.0
 """Seconds for which a session counts as live before any gap is known."""
 _SHORTEST_S = 0.5
 _PER_OCTAVE = 2
 _NUM_BUCKETS = 22
-"""Buckets of half an octave, the last one from 512 s on."""
+"""Number of buckets, each half an octave wide; the last one starts at 512 s."""
 _LAST = _NUM_BUCKETS - 1
 _MOST = 0.9
 _SHARED_WEIGHT = 8.0
-"""Weight of the gaps of all sessions, in gaps of the session itself."""
+"""Weight of the gaps of all sessions, as a number of the session's own gaps."""
 _MAX_COUNT = 4096.0
-"""Sum of counts at which all are halved, so that the histogram adapts to changes in the load."""
+"""Sum of counts at which all counts are halved, so that the histogram adapts to changes in load."""
 
 
 class GapHistogram:
@@ -52,10 +52,10 @@ class GapHistogram:
         return short >= _MOST * self.total
 
     def live_s(self, shared: GapHistogram) -> float:
-        """Seconds after its last end for which a session counts as live.
+        """Seconds for which a session counts as live after its last request has ended.
 
         Args:
-            shared: gaps of all sessions, used while the session's own are few.
+            shared: gaps of all sessions, used while the session itself has few.
         """
         weight = min(_SHARED_WEIGHT / shared.total, 1.0) if shared.total else 0.0
         total = self.total + weight * shared.total

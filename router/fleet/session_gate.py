@@ -27,15 +27,15 @@ CAPACITY = 0.95
 """Fraction of a worker's device pages that live sessions may need. In simulations, turns per
 minute were 25 % lower with 0.8, and 29 % lower if pages in host memory were counted."""
 PLAIN_TOKENS = 4096
-"""Prompts below this length neither wait nor count. A coding agent's first prompt, with its
-instructions and tools, has 5,000 to 20,000 tokens."""
+"""Prompt length in tokens below which requests neither wait nor count. A coding agent's first
+prompt, with its instructions and tools, has 5,000 to 20,000 tokens."""
 IDLE = 0.25
 """Fraction of time without requests, while some wait, above which a worker accepts one more session
 even if its cache is full: it has time to recompute evicted pages. Interactive sessions, with pauses
 of a minute, fill caches without keeping workers busy."""
 EXCEED_S = 10.0
-"""Seconds between two such sessions: the prompt of the first must show up in the workers' reports
-before the next."""
+"""Minimum seconds between two sessions that are admitted to full caches of idle workers: the prompt
+of the first must show up in the workers' reports before the next is admitted."""
 _MIN_RETURNS = 0.5
 _END_WEIGHT, _RETURN_WEIGHT = 1 / 32, 1 / 16
 """A new context counts from its first request if at least half of the recent new ones were followed
@@ -70,18 +70,18 @@ class Visit:
         self.num_tokens = num_tokens
         self.arrived_at = now
         self.order = (context.born, now, number)
-        """Waiting requests are admitted in this order."""
+        """Sort key: waiting requests are admitted in ascending order."""
         self.admitted = False
         self.closed = False
-        """Whether it has ended, or has left."""
+        """Whether the request has ended or left."""
         self.wait_s = 0.0
-        """Seconds that it waited at the gate."""
+        """Seconds that the request waited at the gate."""
         self.excluded: tuple[str, ...] = ()
-        """Workers without room for it."""
+        """Workers without room for the request."""
         self.displaced: tuple[int, ...] = ()
-        """Keys of the contexts that it displaced from its worker."""
+        """Keys of the contexts that the request displaced from its worker."""
         self.sets: WorkingSets | None = None
-        """Working sets of the worker on which it is counted; None if there is none."""
+        """Working sets of the worker on which the request is counted; None if there is none."""
         self.on_over: Callable[[], None] | None = None
         """Called when a wait ends: the request is admitted or has ended."""
 
@@ -89,15 +89,16 @@ class Visit:
 class SessionGate:
     """Admits the requests of agent sessions. Does no I/O; its methods take microseconds.
 
-    A context is live while a request of it is in flight, and for some time after the last one,
-    estimated from its session's gaps. Requests of live contexts pass. Others wait, the oldest
-    session first, until a worker has room for their context next to the live ones, at most
-    `max_wait_s`. None is overtaken by a younger one. A request that has waited that long displaces
-    the contexts admitted first on one worker, whose next requests wait: without that, the contexts
-    of many overdue requests would exceed the caches. If over 10 % of all gaps exceed MAX_LIVE_S, as
-    in interactive sessions, only the first request of a session waits. A sub-agent's request waits
-    with the age of its session: without that, simulations had a third fewer turns per minute.
-    Workers report the live contexts of all gateways, so that several gateways agree.
+    A context is live while one of its requests is in flight, and for some time after the last one,
+    estimated from its session's gaps. Requests of live contexts pass. Other requests wait until a
+    worker has room for their context alongside the live ones, but at most `max_wait_s`. The oldest
+    session goes first, and is never overtaken by a younger one. A request that has waited for
+    `max_wait_s` displaces the contexts admitted first on one worker, whose next requests wait:
+    otherwise, the contexts of many overdue requests would exceed the caches. If over 10 % of all
+    gaps exceed MAX_LIVE_S, as in interactive sessions, only the first request of a session waits. A
+    sub-agent's request waits with the age of its session; without this, simulations had a third
+    fewer turns per minute. Workers report the live contexts of all gateways, so that several
+    gateways agree.
 
     Args:
         fleet: the workers.
@@ -138,8 +139,8 @@ class SessionGate:
         """Registers a new request; returns None for plain traffic, which the gate neither delays
         nor counts.
 
-        The request waits unless it is `admitted`. Its caller must call `placed` when a worker was
-        chosen, and `end` or `leave` at the end.
+        The request waits unless it is `admitted`. The caller must call `placed` when a worker has
+        been chosen, and `end` or `leave` at the end.
         """
         is_long, is_agent = prompt.num_tokens >= PLAIN_TOKENS, prompt.has_tools or prompt.session
         if not (is_long or prompt.has_tools):
@@ -206,7 +207,7 @@ class SessionGate:
     def placed(self, visit: Visit, choice: Choice) -> SessionUse | None:
         """Counts an admitted request on its worker; returns the data to send to the worker.
 
-        None for requests that do not count. May be called again for another worker.
+        Returns None for requests that do not count. May be called again for another worker.
         """
         context = visit.context
         if visit.closed or not context.counts:
@@ -316,7 +317,8 @@ class SessionGate:
             context.has_returned = True
 
     def _find_room(self, visit: Visit) -> bool:
-        """Counts the visit on the worker with most room; False if none is ready or has enough."""
+        """Counts the visit on the worker with the most room; returns False if no worker is ready or
+        has enough."""
         now = self._clock()
         best, most, full = "", 0.0, list[str]()
         may_exceed = now - self._exceeded_at >= EXCEED_S
@@ -337,11 +339,11 @@ class SessionGate:
         return True
 
     def _displace(self, visit: Visit) -> None:
-        """Counts an overdue visit on the worker with most room, in place of the contexts that were
-        admitted there first: these are no longer live once their requests in flight have ended.
+        """Counts an overdue visit on the worker with the most room, displacing the contexts
+        admitted first.
 
-        Contexts of other gateways are not displaced. Sessions with long gaps, which wait only
-        once, are not either.
+        The displaced contexts are no longer live once their requests in flight have ended. Contexts
+        of other gateways, and of sessions with long gaps, which wait only once, are not displaced.
         """
         if not self.sessions.gaps.is_mostly_short:
             return
@@ -368,7 +370,7 @@ class SessionGate:
         return share is not None and share.value(now) > IDLE
 
     def _room(self, context: Context, worker: WorkerState) -> float:
-        """Tokens left on a worker next to the live contexts and this one; negative if it is
+        """Tokens left on a worker after the live contexts and this one; negative if the worker is
         full."""
         assert worker.info is not None, "a ready worker has an engine"
         use, sets = context.use(), self._sets.get(worker.worker_id)
@@ -384,7 +386,7 @@ class SessionGate:
         return capacity - used - needed
 
     def _count(self, visit: Visit, worker_id: str) -> SessionUse:
-        """Counts the visit on a worker, and no longer on another; in flight from now on."""
+        """Counts the visit as in flight on a worker, and no longer on its previous one."""
         context = visit.context
         sets = self._sets.get(worker_id)
         if sets is None:
@@ -408,7 +410,8 @@ class SessionGate:
         return use
 
     def _is_inside(self, context: Context, now: float) -> bool:
-        """Whether a context is live, or continues while too many gaps exceed the live time."""
+        """Whether a context's requests pass: it is live, or it continues and too many gaps exceed
+        the live time."""
         if context.is_live(now):
             return True
         return context.ended_at > 0.0 and not self.sessions.gaps.is_mostly_short

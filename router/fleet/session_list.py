@@ -10,29 +10,30 @@ from xxhash import xxh3_64_hexdigest
 from router.fleet.sessions import Context
 
 State = Literal["waiting", "running", "idle"]
-"""waiting: at the session gate; running: with requests in flight; idle: live between requests."""
+"""State of a context: waiting at the gate, running (requests in flight), or idle (live in between).
+"""
 _DIGEST_CHARS = 8
 
 
 class ListedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A context of a session, without its prompt and its client's id."""
+    """A context of a session, without its prompt and the client's session id."""
 
     key: int
     """Id of the context; see SessionUse."""
     session: str
-    """Digest of the client's session id, or of the context's id without one. Sub-agents have the
-    digest of their session."""
+    """Digest of the client's session id or, if there is none, of the context's id. Sub-agents have
+    the digest of their session."""
     state: State
     state_s: float
-    """Seconds that it has been waiting or idle; 0 while it is running."""
+    """Seconds that the context has been waiting or idle; 0 while it is running."""
     age_s: float
     """Seconds since the session started."""
     worker: str
     """Worker of the last request; empty before the first."""
     tokens: int
-    """Tokens of the last prompt: its working set, including shared prefixes."""
+    """Tokens of the last prompt: the context's working set, including shared prefixes."""
     turns: int
-    """Requests so far that were sent to workers."""
+    """Number of requests sent to workers so far."""
 
 
 class SessionList(msgspec.Struct, frozen=True, kw_only=True):

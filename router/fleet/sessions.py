@@ -1,8 +1,8 @@
-"""Sessions: the contexts of agent sessions, found again by their ids and their prompts.
+"""Sessions: the contexts of agent sessions, identified by their ids and their prompts.
 
 A session has one context per growing conversation: its own, and those of its sub-agents, which send
-the same id. Without an id, a prompt that extends the one of an earlier request continues that
-request's session.
+the same id. Without an id, a prompt that extends the prompt of an earlier request continues the
+session of that request.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from worker.protocol.working_sets import SessionUse
 MAX_CONTEXTS = 4096
 """Maximum number of contexts kept; those used least recently are dropped."""
 MAX_SUB_AGENTS = 32
-"""Contexts of an id that have the age of the first one; further ones have their own. An application
-may also send the same `prompt_cache_key` for all of its users."""
+"""Maximum number of contexts with the same id that share the age of the first one. Further contexts
+have their own age, since an application may send the same `prompt_cache_key` for all of its users.
+"""
 _NAMED_BLOCKS = 64
-"""Blocks of the first prompt that distinguish the contexts of an id in all gateways."""
+"""Number of leading blocks of the first prompt that distinguish contexts with the same id, in all
+gateways."""
 _OPEN_BLOCKS = 1
-"""Full blocks at the end of a prompt that the next one need not repeat: they may contain the start
-of the answer, which templates write differently in the history."""
+"""Number of full blocks at the end of a prompt that the next prompt need not repeat: they may
+contain the start of the answer, which templates write differently in the history."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -72,21 +74,22 @@ class Context:
 
     def __init__(self, key: int, session: Session, born: float) -> None:
         self.born = born
-        """Time from which its age counts."""
+        """Start of the context's age."""
         self.admitted_at = born
-        """Time at which a request of it was last admitted after a wait."""
+        """Time at which a request of the context was last admitted after a wait."""
         self.key = key
         """Id of the context; see SessionUse."""
         self.session = session
         self.counts = False
-        """Whether it is long and an agent's, and not a single prompt so far."""
+        """Whether the gate counts the context: it is long, and has had a second request or is
+        expected to."""
         self.is_agent = False
-        """Whether its first prompt was long, and had tools or a session id."""
+        """Whether the first prompt was long, and had tools or a session id."""
         self.has_returned = False
         """Whether there was a request after the end of the first one."""
         self.is_displaced = False
-        """Whether an overdue request displaced it: it is no longer live once its requests in flight
-        end.
+        """Whether an overdue request displaced the context, which is no longer live once its
+        requests in flight end.
         """
         self.home = ""
         """Worker of the last request; empty before the first."""
@@ -95,28 +98,29 @@ class Context:
         self.num_turns = 0
         """Number of requests that were placed."""
         self.ended_at = 0.0
-        """Time of the last end; 0 before the first."""
+        """Time at which a request last ended; 0 before the first."""
         self.live_until = 0.0
-        """Time until which it counts as live without a request in flight."""
+        """Time until which the context counts as live without a request in flight."""
         self.num_tokens = 0
         """Tokens of the last prompt."""
         self.shared_key = 0
-        """Hash of the last block that was cached at its first request; 0 for none."""
+        """Hash of the last block that was cached at the first request; 0 for none."""
         self.shared_tokens = 0
-        """Tokens that were cached at its first request."""
+        """Number of tokens that were cached at the first request."""
         self.tail = 0
-        """Hash of a block near the end of the last prompt, which prompts that extend it have."""
+        """Hash of a block near the end of the last prompt; prompts that extend the last prompt
+        contain it."""
         self.tail_block = -1
-        """Number of that block; -1 for none."""
+        """Index of the block with hash `tail`; -1 if there is none."""
         self.slot = -1
         """Index among the contexts that are found by their tails; -1 for none."""
 
     def is_live(self, now: float) -> bool:
-        """Whether it has requests in flight, or ended recently."""
+        """Whether the context has requests in flight, or ended recently."""
         return self.num_open > 0 or now < self.live_until
 
     def use(self, live_s: float = 0.0, displaced: tuple[int, ...] = ()) -> SessionUse:
-        """Its use of the worker's cache; see SessionUse for the arguments."""
+        """The context's use of the worker's cache; see SessionUse for the arguments."""
         unshared = max(self.num_tokens - self.shared_tokens, 0)
         return SessionUse(
             self.key, unshared, self.shared_key, self.shared_tokens, live_s, displaced
@@ -161,7 +165,7 @@ class Sessions:
         return self._tails.find(name, hashes)
 
     def add(self, name: str, hashes: BlockHashes, now: float) -> Context:
-        """A new context; that of a sub-agent belongs to the session with its id."""
+        """Creates a context; a sub-agent's context belongs to the session with its id."""
         session = self._named.get(name) if name else None
         if session is None:
             session = Session(name, now)
@@ -182,7 +186,7 @@ class Sessions:
         self._tails.put(context)
 
     def dropped(self) -> list[Context]:
-        """Removes contexts beyond the maximum that are not in flight; returns them."""
+        """Removes contexts beyond the maximum that have no requests in flight; returns them."""
         excess = len(self._contexts) - self._max_contexts
         victims: list[Context] = []
         if excess > 0:
@@ -236,7 +240,7 @@ class _Tails:
         self._free: list[int] = []
         self._hashes = np.zeros(0, np.uint64)
         self._blocks = np.zeros(0, np.int64)
-        """Numbers of the blocks; `_NEVER` in free slots."""
+        """Indices of the blocks; `_NEVER` in free slots."""
 
     def find(self, name: str, hashes: BlockHashes) -> Context | None:
         """The context of the session `name` with the longest prompt that this one extends; None if

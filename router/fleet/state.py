@@ -23,11 +23,12 @@ class Reservation(msgspec.Struct):
     work_s: float = 0.0
     """Seconds to compute `uncached_tokens`."""
     first_chunks_s: float = 0.0
-    """Seconds of `work_s` for the prompt's first chunk, see WorkerTable."""
+    """Seconds of `work_s` for the prompt's first chunk (see WorkerTable)."""
     epoch: int = 0
     """Epoch of the worker in which it accepted the request; 0 before its reply."""
     ordinal: int = 0
-    """Number of the submit within `epoch`; a LoadSnapshot with at least as many includes it."""
+    """Number of the submit within `epoch`; a LoadSnapshot that counts at least as many submits
+    includes the request."""
 
 
 class SentPrompt(NamedTuple):
@@ -36,7 +37,7 @@ class SentPrompt(NamedTuple):
     node: PrefixNode
     """Last node of the prompt in the tree InFlight."""
     priority: int
-    """Priority of the request: greater ones are scheduled first."""
+    """Priority of the request: higher values are scheduled first."""
     work_s: float
     """Seconds to compute the tokens missing in the worker's prefix cache."""
 
@@ -49,7 +50,7 @@ class WorkerState:
     row: int
     """Row of the WorkerTable."""
     epoch: int
-    """Number of the rank group's current start; submits are numbered from 1 in each epoch."""
+    """Number of the current rank group; submits are numbered from 1 in each epoch."""
     info: EngineInfo | None
     """Limits of the engine; None while the worker has no rank group or is rejected."""
     load: LoadSnapshot
@@ -58,7 +59,7 @@ class WorkerState:
     """Block-hash parameters of the engine, or of the last one after its ranks failed; None before
     the first."""
     reported_at: float = 0.0
-    """Time on the fleet's clock of the last report."""
+    """Time of the last report, on the fleet's clock."""
     observed_seq: int = 0
     """Number of the last step that updated the fleet's step-time model; 0 for none."""
     draining: bool = False
@@ -68,7 +69,7 @@ class WorkerState:
     reserved_tokens: int = 0
     """Sum of `uncached_tokens` of the reservations."""
     adapters_sent: dict[str, float] = field(default_factory=dict)
-    """Times on the fleet's clock of the last requests per LoRA adapter, by its version."""
+    """Time of the last request per LoRA adapter version, on the fleet's clock."""
     in_flight: dict[str, SentPrompt] = field(default_factory=dict)
     """Prompts that the worker has not computed yet, by request id."""
 
@@ -86,7 +87,8 @@ class WorkerState:
     def contains(self, booking: Reservation) -> bool:
         """Whether the last report includes the booked request, or its epoch is over.
 
-        A booking without a reply of the worker is never included: the next epoch may accept it.
+        A booking to which the worker has not replied is never included: the next epoch may accept
+        it.
         """
         if not booking.epoch or booking.epoch > self.epoch:
             return False
@@ -109,8 +111,8 @@ class ReadyWorkers:
         return sum(self.keys.values())
 
     def change(self, before: EngineInfo | None, after: EngineInfo | None) -> None:
-        """Updates the counts when a worker's engine changes from `before` to `after`; None if not
-        ready."""
+        """Updates the counts when a worker's engine changes from `before` to `after`; None means
+        that the worker is not ready."""
         if after is not None:
             _count(self.keys, BlockKey.of(after), 1)
             _count(self.limits, Limits.of(after), 1)

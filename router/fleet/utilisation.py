@@ -27,7 +27,7 @@ class Utilisation:
         self._seen_s = np.zeros(0)
         """Seconds observed, busy or idle, with the same decay: WINDOW_S in the long run."""
         self._at = np.zeros(0)
-        """Time on the fleet's clock of the last report."""
+        """Time of the last report, on the fleet's clock."""
 
     def begin(self, row: int, now: float) -> None:
         """Initializes a new worker's average to 1/2, with the weight of UNKNOWN_S."""

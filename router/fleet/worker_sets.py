@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 class WorkerSets:
-    """Interned bit sets of slots: each distinct set that is the set of some block has a number.
+    """Interned bit sets of slots: each distinct set that belongs to some block has a number.
 
     A slot is one generation of a worker's cache. It has two bits in a set, one per tier: 2·slot for
     the device, 2·slot + 1 for host memory. Number 0 is the empty set.
@@ -18,12 +18,12 @@ class WorkerSets:
         """Bits of each set, by its number."""
         self.reaches: list[int] = [0]
         """Bits of each set, by its number, with bit 2·slot for the device and 2·slot + 1 for any
-        tier. Along a prompt both only change from set to clear, regardless of the tier of each
-        part of the prefix."""
+        tier. Along a prompt, both bits only change from set to clear, regardless of the tier of
+        each part of the prefix."""
         self._ids: dict[int, int] = {0: 0}
         """Number of each set, by its bits."""
         self._counts: list[int] = [0]
-        """Number of blocks that exactly the set has, by its number."""
+        """Number of blocks that belong to exactly this set, by its number."""
         self._free: list[int] = []
         """Unused numbers."""
         self._device_bits = 0
@@ -44,7 +44,7 @@ class WorkerSets:
         return after
 
     def number(self, mask: int) -> int:
-        """Number of the set with bits `mask`; a new set must get a block before another call."""
+        """Number of the set with bits `mask`; a new set must get a block before the next call."""
         number = self._ids.get(mask)
         return self._new(mask) if number is None else number
 

@@ -25,7 +25,7 @@ class WorkerTable:
     Rows of workers that have left are not eligible and are reused. Times are in seconds, as
     predicted by the fleet's step-time model for the worker (see pricing); the clock is the fleet's.
     The report is the worker's last LoadSnapshot. A first chunk is the part of a waiting prompt that
-    fits into its first step next to running prefills (chunked prefill).
+    fits into its first step alongside running prefills (chunked prefill).
     """
 
     eligible: NDArray[np.bool_]
@@ -41,13 +41,13 @@ class WorkerTable:
     work_burst: Floats
     """Tokens among `work_tokens` that one step computes."""
     work_rows: Floats
-    """Running requests in the report."""
+    """Number of running requests in the report."""
     work_context: Floats
-    """Positions that a decode step of all running requests attends to."""
+    """Number of positions that a decode step of all running requests attends to."""
     queue_s: Floats
     """Seconds to prefill `work_tokens`."""
     reported_at: Floats
-    """Time on the clock of the report."""
+    """Time of the report, on the clock."""
     first_chunks_s: Floats
     """Seconds of `queue_s` spent on first chunks."""
     drain_s: Floats
@@ -67,7 +67,7 @@ class WorkerTable:
     prefill_token_s: Floats
     """Seconds per prompt token, without attention."""
     attended_s: Floats
-    """Seconds per pair of a prompt token and a position it attends to."""
+    """Seconds per (prompt token, attended position) pair."""
     relative_speed: Floats
     """Speed of the worker relative to the mean speed of the ready workers."""
     step_s: Floats
@@ -77,7 +77,7 @@ class WorkerTable:
     first_chunk_tokens: Floats
     """Maximum tokens of a first chunk; 0 if running prefills leave no room."""
     chunk_slowdown: Floats
-    """`chunk` over `first_chunk_tokens`: factor on the time of a first chunk, since running
+    """`chunk` / `first_chunk_tokens`: factor by which a first chunk takes longer, since running
     prefills take the rest of each step; 1 if no first chunk fits."""
     extra_slowdown: Floats
     """`chunk_slowdown` minus 1."""
@@ -113,7 +113,8 @@ class WorkerTable:
         return len(self.eligible)
 
     def add(self, worker_id: str) -> int:
-        """Assigns a row to a worker, zero except for divisors and seed; returns the row."""
+        """Assigns a row to a worker and returns it. Its entries are 0, except for divisors and the
+        seed."""
         if self._free:
             row = self._free.pop()
             self.ids[row] = worker_id
@@ -151,8 +152,9 @@ class WorkerTable:
     ) -> Floats:
         """Seconds that a prompt's prefill is delayed by other prompts, per row.
 
-        A prompt that is a single first chunk does not wait for running prefills: while it and the
-        first chunks ahead of it are computed, those only get the rest of each step.
+        A prompt that is a single first chunk does not wait for running prefills: while the prompt
+        and the first chunks ahead of it are computed, running prefills only get the rest of each
+        step.
 
         Args:
             now: time on the clock.
@@ -160,7 +162,7 @@ class WorkerTable:
             work_s: seconds to compute them, per row.
             waiting: `waiting_s`, per row.
             coming: tokens of the prompt's prefix that requests ahead of it compute, per row; None
-                if there are none anywhere.
+                if there are none on any worker.
         """
         first = self.first_chunks_until - now
         np.maximum(first, _ZERO, out=first)

@@ -14,7 +14,7 @@ PAUSE_S = 1.0
 MAX_WAIT_S = 10.0
 """Maximum delay of a response in seconds. A source has at most MAX_WAIT_S / PAUSE_S pending."""
 MAX_SOURCES = 4096
-"""Number of most recent sources that are tracked: 1 MiB."""
+"""Maximum number of most recent sources that are tracked: 1 MiB in total."""
 _IPV6_NETWORK = 64
 """Bits of an IPv6 address that identify a provider's customer (RFC 6177)."""
 

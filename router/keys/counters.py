@@ -33,11 +33,11 @@ class KeyReport(msgspec.Struct, frozen=True, array_like=True):
     num_open: int
     """Number of the gateway's open requests, all admitted by the owner."""
     num_begins: int
-    """Number of requests that wait to be admitted."""
+    """Number of requests waiting to be admitted."""
     num_tokens: int
     """Tokens used since the last report."""
     left: tuple[float, float] | None = None
-    """Requests and tokens left when the gateway last received a response, with which a new owner
+    """Requests and tokens left when the gateway last received a response, from which a new owner
     continues; None if the owner has newer values."""
 
 
@@ -49,11 +49,11 @@ class KeyAnswer(msgspec.Struct, frozen=True, array_like=True):
     left: tuple[float, float]
     """Requests and tokens left."""
     message: str = ""
-    """Reason why the others are rejected."""
+    """Reason why the other waiting requests are rejected."""
     retry_after_s: int = 0
-    """Seconds after which they may be admitted."""
+    """Seconds after which the rejected requests may be admitted."""
     is_concurrency: bool = False
-    """Whether they exceed the limit on open requests."""
+    """Whether the rejected requests exceed the limit on open requests."""
 
 
 class KeyCounters:
@@ -94,8 +94,7 @@ class KeyCounters:
         return KeyAnswer(report.num_begins, self.left(now))
 
     def _begin(self, gateway_id: str, num_admitted: int, now: float) -> KeyAnswer | None:
-        """Counts a request; returns the response for it and all later ones if it exceeds a
-        limit."""
+        """Counts a request. If it exceeds a limit, returns the response for it and later ones."""
         maximum = self.limits.max_concurrent_requests
         if maximum and sum(self.num_open.values()) >= maximum:
             message = f"this API key is limited to {maximum} concurrent request(s)"

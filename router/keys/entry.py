@@ -31,22 +31,22 @@ class KeyEntry:
     is_named: bool = True
     """Whether the name is from a key file, not derived from the key."""
     expires: float = math.inf
-    """Unix time in seconds at which the key expires."""
+    """Unix time in seconds at which the key expires; infinite if it does not expire."""
     requests_per_minute: float = 0.0
     """Maximum requests per minute."""
     tokens_per_minute: float = 0.0
-    """Maximum tokens per minute, prompt and generated ones together."""
+    """Maximum tokens per minute, prompt and generated tokens together."""
     max_concurrent_requests: int = 0
     """Maximum number of concurrent requests."""
     max_priority: int = MAX_PRIORITY
-    """Maximum `priority` of its requests."""
+    """Maximum `priority` of the key's requests."""
     slo: bool = True
-    """Whether its requests may have an SLO."""
+    """Whether the key's requests may have an SLO."""
     models: frozenset[str] = frozenset()
-    """Names of the models it may use; empty for all."""
+    """Names of the models that the key may use; empty for all."""
     monitoring: bool = False
-    """Whether /metrics includes series of all tenants, with key names, and of all models, and
-    /sessions is available. Other keys get only their own series."""
+    """Whether the key has access to /sessions, and to the /metrics series of all tenants (with key
+    names) and all models. Other keys get only their own series."""
 
     def may_use(self, *names: str) -> bool:
         """Whether the key may use a model with these names."""

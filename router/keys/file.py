@@ -31,8 +31,8 @@ class KeyFile:
         key = "sha256:5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"
         requests_per_minute = 600
 
-    Files whose names start with a dot are ignored, since Kubernetes keeps its own there. If files
-    become invalid, empty or unreadable, the previous keys stay valid and `is_stale` is set.
+    Files whose names start with a dot are ignored, since Kubernetes uses such names internally. If
+    files become invalid, empty or unreadable, the previous keys stay valid and `is_stale` is set.
 
     Args:
         path: the file or folder.
@@ -116,7 +116,7 @@ class KeyFile:
 
 
 def parse_keys(text: str) -> list[KeyEntry]:
-    """The keys in the text of a file, each once.
+    """The keys in the text of a file, without duplicates.
 
     Raises:
         ValueError: the text is invalid; the message does not contain keys.

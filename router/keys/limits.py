@@ -35,13 +35,15 @@ class KeyLimits:
     """The usage of all keys, on the event loop of one gateway.
 
     Each key is owned by one gateway, chosen by rendezvous hashing, which counts and admits all
-    requests of the key. Other gateways send it their requests, ends and tokens, with one call at a
-    time for all keys. Limits are therefore exact while the set of gateways is stable.
+    requests of the key. Other gateways report the starts, ends and tokens of their requests to it,
+    with one call at a time for all keys. Limits are therefore exact while the set of gateways is
+    stable.
 
     When the set changes, or an owner does not respond within TIMEOUT_S, another gateway becomes the
-    owner: every gateway reports its open requests, and the remaining limits in the owner's last
-    response. Requests of an exited gateway no longer count. While gateways see different sets, for
-    about 100 ms, a key may have two owners, each of which admits up to the remaining limit.
+    owner. Every gateway reports its open requests to the new owner, and the remaining limits in the
+    previous owner's last response. Requests of an exited gateway no longer count. While gateways
+    see different sets, for about 100 ms, a key may have two owners, each of which admits up to the
+    remaining limit.
 
     Args:
         peers: the gateways of the fleet; None for a single one.
@@ -197,7 +199,7 @@ def _weight(name: str, peer: str) -> bytes:
 
 
 def _entry_of(name: str, counters: KeyCounters) -> KeyEntry:
-    """An entry with the limits of a key, until a request with the key replaces it."""
+    """A placeholder entry with the limits of a key, until a request with the key replaces it."""
     limits = counters.limits
     return KeyEntry(
         name=name,

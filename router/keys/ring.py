@@ -19,7 +19,7 @@ class KeyRing:
 
     Args:
         keys: keys from options.
-        path: file or folder of files with keys, see KeyFile; empty for none.
+        path: file or folder of files with keys (see KeyFile); empty for none.
         clock: Unix time in seconds.
 
     Raises:

@@ -16,7 +16,7 @@ gateways: the end of a request at another gateway is reported within 1 to 5 ms o
 and a client may send its next request sooner."""
 
 Waiting = asyncio.Future[KeyAnswer | None]
-"""A request that waits for admission: the result is None, or the reply that rejects it."""
+"""Future of a request that waits for admission: None, or the reply that rejects the request."""
 
 
 class KeyUse:

@@ -24,7 +24,7 @@ from worker.protocol.exports import AsCounter, AsGauge, AsHistogram, exported
 from worker.protocol.exposition import Histogram
 
 MODEL = ["model_name", "gateway_id"]
-"""Labels of metrics of a model."""
+"""Labels of a model's metrics."""
 
 
 class Source(NamedTuple):
@@ -34,7 +34,7 @@ class Source(NamedTuple):
     stats: ModelStats
     fleet: Fleet
     adapters: Mapping[str, str] = MappingProxyType({})
-    """Versions of its LoRA adapters by name."""
+    """Versions of the model's LoRA adapters, by name."""
 
 
 _COUNTERS = exported(ModelStats, AsCounter)
@@ -59,7 +59,7 @@ _COMPUTED_GAUGES: dict[str, tuple[str, Callable[[Source], float]]] = {
 class GatewayCollector(Collector):
     """Yields all metric families of one gateway.
 
-    Counters start with the gateway's process, as does its id, which is a label.
+    Counters start at 0 with each gateway process, whose id is a label.
 
     Args:
         gateway_id: id of the gateway.
@@ -226,7 +226,7 @@ class GatewayCollector(Collector):
         yield from (slo, first)
 
     def _workers(self) -> Iterator[Metric]:
-        """Metrics of workers as seen by this gateway; series of workers that have left end."""
+        """Metrics of workers as seen by this gateway; a worker's series end when it leaves."""
         states = GaugeMetricFamily(
             "rayfleet_workers", "Workers of the model.", labels=[*MODEL, "state"]
         )

@@ -1,5 +1,4 @@
-"""HttpStats: HTTP responses of a gateway by route, method and status. IgnoredFields: ignored parts
-of requests."""
+"""HttpStats and IgnoredFields: counters of a gateway's HTTP responses and ignored request parts."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from typing import Final
 OTHER: Final = "other"
 """Label of unknown routes and methods, since clients can send arbitrary ones."""
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-"""Methods with their own label."""
+"""Methods with a separate label."""
 _COMPLETIONS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 _EXPECTED: Final = (200, 400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 """Statuses of responses to completion requests."""
 MAX_IGNORED_FIELDS: Final = 64
 """Maximum number of ignored fields with their own label, since clients can send arbitrary ones."""
 _FIELD: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-"""Names of ignored fields that may be labels."""
+"""Pattern of the names of ignored fields that may be labels."""
 
 
 class IgnoredFields:
@@ -52,7 +51,7 @@ class IgnoredFields:
 
 
 class HttpStats:
-    """Counters of HTTP responses, on the event loop.
+    """Counters of HTTP responses, updated on the event loop.
 
     Completion routes have all statuses from the start, at 0, since a series that starts with the
     first failure has no rate.

@@ -17,13 +17,14 @@ TOKEN_TIME_BUCKETS = (
     0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
     0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
-"""Histogram buckets for the time between tokens, in seconds: vLLM's, and finer ones below its
-first."""
+"""Histogram buckets for the time between tokens, in seconds: vLLM's, plus finer ones below the
+first of them."""
 REQUEST_BUCKETS = (
     0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
     120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
-"""Histogram buckets for request times, in seconds: vLLM's, and finer ones below its first."""
+"""Histogram buckets for request times, in seconds: vLLM's, plus finer ones below the first of them.
+"""
 STAGE_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0, 160.0, 640.0,
@@ -35,13 +36,13 @@ TOKEN_COUNT_BUCKETS = tuple(float(4**power) for power in range(11))
 
 @dataclass(slots=True)
 class LatencyStats:
-    """Histograms in seconds of completion latencies of one SLO class."""
+    """Latency histograms of the completions of one SLO class, in seconds."""
 
     first_token: Annotated[
         Histogram,
         AsHistogram("time_to_first_token_seconds", "Time to first token (TTFT) in seconds."),
     ] = field(default_factory=partial(Histogram, FIRST_TOKEN_BUCKETS))
-    """Arrival to first token."""
+    """Time from arrival to the first token."""
     route: Annotated[
         Histogram,
         AsHistogram(
@@ -49,7 +50,7 @@ class LatencyStats:
             "Part of TTFT in seconds: arrival to submission to the worker.",
         ),
     ] = field(default_factory=partial(Histogram, STAGE_BUCKETS))
-    """Arrival to the submit to the worker that served the completion."""
+    """Time from arrival to the submit to the worker that served the completion."""
     queue: Annotated[
         Histogram,
         AsHistogram(
@@ -57,7 +58,7 @@ class LatencyStats:
             "Part of TTFT in seconds: waiting on the worker until admission.",
         ),
     ] = field(default_factory=partial(Histogram, STAGE_BUCKETS))
-    """Arrival on that worker to its first admission into the batch."""
+    """Time from arrival on the worker to the first admission into the batch."""
     prefill: Annotated[
         Histogram,
         AsHistogram(
@@ -88,7 +89,7 @@ class LatencyStats:
         Histogram,
         AsHistogram("e2e_request_latency_seconds", "End-to-end latency in seconds."),
     ] = field(default_factory=partial(Histogram, REQUEST_BUCKETS))
-    """Arrival to the end of the completion."""
+    """Time from arrival to the end of the completion."""
 
     def began(self, first_token_s: float, route_s: float, times: FirstTokenTimes | None) -> None:
         """Records a first token.
@@ -111,9 +112,9 @@ class WorkerTarget(NamedTuple):
     target: int
     """Current target."""
     minimum: int
-    """Minimum; equal to `maximum` without autoscaling."""
+    """Minimum number; equal to `maximum` if autoscaling is disabled."""
     maximum: int
-    """Maximum."""
+    """Maximum number."""
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class ModelStats:
     workers: WorkerTarget = field(default_factory=partial(WorkerTarget, 1, 1, 1))
     """Target number of workers: the configured number until Serve has been queried."""
     prompt_tokens: Annotated[int, AsCounter("prompt_tokens", "Prompt tokens processed.")] = 0
-    """Prompt tokens of requests."""
+    """Number of prompt tokens of all requests."""
     generation_tokens: Annotated[int, AsCounter("generation_tokens", "Tokens generated.")] = 0
     cached_tokens: Annotated[
         int, AsCounter("prompt_tokens_cached", "Prompt tokens found in prefix caches.")
@@ -160,7 +161,7 @@ class ModelStats:
             "Sum of predicted TTFT minus the best possible predicted TTFT (--explain-routing).",
         ),
     ] = 0.0
-    """Sum of regrets (see Explanation)."""
+    """Sum of regrets in seconds (see Explanation)."""
     resubmissions: Annotated[
         int,
         AsCounter("resubmissions", "Completions resumed on another worker after a worker failure."),
@@ -186,7 +187,7 @@ class ModelStats:
             "Completions of agent sessions waiting for room in KV caches.",
         ),
     ] = 0
-    """Included in `pending_requests`."""
+    """Completions waiting at the session gate; included in `pending_requests`."""
     session_wait: Annotated[
         Histogram,
         AsHistogram(
@@ -218,7 +219,7 @@ class ModelStats:
         Histogram,
         AsHistogram("request_generation_tokens", "Generated tokens per finished completion."),
     ] = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))
-    """Observed for completions with finish reason stop or length."""
+    """Generated tokens per completion with finish reason stop or length."""
     _latencies: dict[SloClass, LatencyStats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -39,11 +39,11 @@ class TenantStats:
     first_tokens: int = 0
     """Number of completions with a first token."""
     first_tokens_s: float = 0.0
-    """Sum of their times to first token, in seconds."""
+    """Sum of the completions' times to first token, in seconds."""
     num_open: int = 0
     """Number of completions that have not ended."""
     last_seen: float = 0.0
-    """Time on the event loop's clock of the last request."""
+    """Time of the last request, on the event loop's clock."""
 
     def begin(self, prompt_tokens: int, now: float) -> None:
         """Records the start of a completion."""
@@ -77,8 +77,9 @@ class TenantStats:
 class TenantBook:
     """Counters by tenant; tenants beyond `max_tenants` share the label "other".
 
-    The first tenants get a label each. A new tenant may replace one that has been idle for long;
-    its counts are added to those of "other", so that sums over all labels never decrease.
+    The first tenants get a label each. A new tenant may replace one that has been idle for IDLE_S.
+    The replaced tenant's counts are added to those of "other", so that sums over all labels never
+    decrease.
 
     Args:
         max_tenants: maximum number of tenants with their own label.
@@ -90,7 +91,8 @@ class TenantBook:
         self._other = TenantStats()
 
     def of(self, tenant: str, now: float) -> TenantStats:
-        """The counters of a tenant, empty for none, at time `now`."""
+        """The counters of a tenant at time `now`; an empty name stands for requests without a
+        tenant."""
         name = tenant or DEFAULT
         found = self._named.get(name)
         if found is not None:

@@ -17,9 +17,10 @@ def visible_to(
 
     Args:
         text: metrics of one or several processes.
-        tenants: tenants whose series are kept. Series without a tenant are about all of them.
-        models: models whose series are kept; None for all. Series without a model are about all of
-            them.
+        tenants: tenants whose series are kept. Series without a tenant label, which cover all
+            tenants, are kept too.
+        models: models whose series are kept; None for all. Series without a model label are kept
+            too.
         adapters: LoRA adapters whose series are kept.
     """
     # Not splitlines(): a label may hold a raw carriage return, but no raw line feed.

@@ -1,5 +1,4 @@
-"""PageRoutes: the page at / and its files, which are public. Data of the fleet requires an API
-key."""
+"""PageRoutes: the page at / and its files. They are public; the fleet's data requires a key."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
-"""Headers of each response. They forbid content of other hosts, inline scripts and styles, texts
-parsed as HTML or scripts, and framing by other sites."""
+"""Headers of each response. They forbid content from other hosts, inline scripts and styles,
+parsing of strings as HTML or scripts, and framing by other sites."""
 _BASE: Final = b'<base href="./">'
 
 

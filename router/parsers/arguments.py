@@ -61,7 +61,7 @@ _WRITTEN = {
     "true": {"type": "string"},
     "false": {"type": ["null", "boolean", "integer", "number", "array", "object"]},
 }
-"""Schemas of values by the attribute that distinguishes text from JSON."""
+"""Schemas of values, by the value of the attribute that distinguishes text from JSON."""
 
 
 class TaggedArguments:
@@ -246,7 +246,7 @@ def _chosen(value: str, choices: list[Any]) -> Any:
 
 
 def _decoded(written: str, other: str) -> Any:
-    """The decoded JSON, or Python list or dictionary; the other text if it is invalid."""
+    """The decoded JSON, or Python list or dictionary; `other` if `written` is neither."""
     try:
         return msgspec.json.decode(written)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -37,7 +37,7 @@ Read = Callable[[str, Properties], "list[ToolCall] | None"]
 
 
 def read_nothing(_: str, __: Properties) -> list[ToolCall] | None:
-    """Parses a region that `ToolFormat.begun` does not match as malformed."""
+    """Treats a region that `ToolFormat.begun` does not match as malformed."""
     return None
 
 
@@ -100,7 +100,7 @@ def read_python_lines(*markers: str) -> Read:
 
 
 def read_named(opening: str, closing: str) -> Read:
-    """Reader of a call without arguments, as GLM writes it: only its name.
+    """Reader of a call without arguments, which GLM writes as the name alone.
 
     Args:
         opening: text before the name.
@@ -117,7 +117,8 @@ def read_named(opening: str, closing: str) -> Read:
 
 
 def python_json(text: str) -> str | None:
-    """JSON of a Python list or dictionary, which models write for an argument; None for others."""
+    """JSON of a Python list or dictionary, which models may write for an argument; None for other
+    text."""
     nodes = _python(text) if text.startswith(("[", "{")) else []
     if len(nodes) != 1 or not isinstance(nodes[0], ast.List | ast.Dict):
         return None
@@ -183,8 +184,8 @@ class _Constants(ast.NodeTransformer):
 def _listed(
     text: str, call_of: Callable[[Any], ToolCall | None], separator: str = ","
 ) -> list[ToolCall | None]:
-    """The calls of a JSON list, or of its rest after some call; None for entries that are not
-    calls."""
+    """The calls of a JSON list, or of the rest of one after some call; None if an entry is not a
+    call."""
     values = _objects(text.strip().removeprefix("[").removesuffix("]"), separator)
     return [call_of(value) for value in values or ()]
 
@@ -224,13 +225,13 @@ def _keyed_call(value: object) -> ToolCall | None:
 
 
 def _all_known(calls: Sequence[ToolCall | None], properties: Properties) -> list[ToolCall] | None:
-    """The calls if there are any and all functions are known; else None."""
+    """The calls if there are any and all functions are known; otherwise None."""
     made = _all_calls(calls)
     return made if made and all(call.name in properties for call in made) else None
 
 
 def _all_calls(calls: Sequence[ToolCall | None]) -> list[ToolCall] | None:
-    """The calls if there are any and all are valid; else None."""
+    """The calls if there are any and all are valid; otherwise None."""
     made = [call for call in calls if call is not None]
     return made if made and len(made) == len(calls) else None
 

@@ -26,7 +26,7 @@ _ANY = ({"role": "user", "content": "Hello"},)
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Chat template variables that enable reasoning: Qwen's and GLM's, DeepSeek's and Granite's."""
 BUDGET_VARIABLE = "thinking_budget"
-"""Chat template variable for the maximum tokens of reasoning, 0 for none: Seed-OSS's."""
+"""Seed-OSS's chat template variable for the maximum tokens of reasoning; 0 for no reasoning."""
 NONE = "none"
 """Parser name that disables parsing, regardless of the template."""
 
@@ -44,7 +44,7 @@ class Dialect:
     thought_tokens: ThoughtTokens | None = None
     """Tokens that start and end reasoning; None if these markers are not single tokens."""
     has_opened_thoughts: bool = False
-    """Whether prompts end with the marker that starts reasoning if it is enabled."""
+    """Whether prompts end with the marker that starts reasoning, if reasoning is enabled."""
     special: frozenset[str] = frozenset()
     """Markers that are special tokens, which skip_special_tokens must not remove."""
     stop_token_ids: tuple[int, ...] = ()
@@ -175,7 +175,7 @@ def _tools_of(template: ChatTemplate | None, response: object) -> ToolFormat | N
 
 
 def _opens(template: ChatTemplate | None, thoughts: ThoughtFormat) -> bool:
-    """Whether prompts end within reasoning if it is enabled."""
+    """Whether prompts end within reasoning if reasoning is enabled."""
     if template is None:
         return False
     switches: dict[str, Any] = dict.fromkeys(THINKING_SWITCHES, True)
@@ -214,7 +214,7 @@ def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
 
 
 def _chosen(formats: Mapping[str, T], name: str, found: T | None) -> T | None:
-    """The format with a name; `found`, from the template, for the empty name."""
+    """The format with this name; if the name is empty, `found`, which is from the template."""
     if not name:
         return found
     if name == NONE:

@@ -46,16 +46,17 @@ class ToolFormat:
     rest: re.Pattern[str] = re.compile(r"\s*+")
     """Pattern of ignored text between arguments and the end of the region."""
     is_checked: bool = False
-    """Whether calls of unknown functions are content, as the format has no marker of calls."""
+    """Whether calls of unknown functions are content, because the format has no marker of calls."""
     regions: tuple[tuple[str, str], ...] = ()
     """Opening and closing markers of regions; if the closing one is empty, a region ends at the
     next opening marker or with the text."""
     leading: str = ""
-    """Start of texts that may be a region as a whole, without markers."""
+    """Start of texts that, in their entirety, may be a region without markers."""
     has_leading_name: bool = False
-    """Whether texts whose first line is a known function's name may be a region as a whole."""
+    """Whether a text whose first line is a known function's name may be, in its entirety, a region.
+    """
     dropped: tuple[str, ...] = ()
-    """Markers around regions, which are dropped."""
+    """Markers around regions; they are dropped from the text."""
     inner: tuple[str, ...] = ()
     """Markers within regions."""
     around: tuple[str, str] = ("", "")
@@ -72,8 +73,8 @@ class ToolFormat:
     ids: CallIds = "any"
     """Form of call ids in chat templates."""
     has_single_calls: bool = False
-    """Whether chat templates support only one call per message, and no content next to a call
-    and reasoning."""
+    """Whether chat templates support only one call per message, and no content alongside a call and
+    reasoning."""
 
     @property
     def markers(self) -> frozenset[str]:
@@ -506,7 +507,8 @@ FORMATS: Mapping[str, ToolFormat] = {
         ),
     )
 }
-"""Formats by name. `json` is used for enforced calls if the model's own format cannot be."""
+"""Formats by name. `json` is used for enforced calls if the model's own format cannot be enforced.
+"""
 
 _SIGNS = (
     ("<|channel|>analysis<|message|>", "harmony"),

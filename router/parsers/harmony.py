@@ -47,14 +47,14 @@ class Header(NamedTuple):
 class HarmonyParser:
     """Parser of one completion in harmony, with the interface and guarantees of `OutputParser`.
 
-    Messages on the analysis channel are reasoning, messages to a function are calls, all others are
-    content; messages of the same kind are joined by line breaks. Text without a valid header is
+    Messages on the analysis channel are reasoning, messages to a function are calls, and all others
+    are content. Messages of the same kind are joined by line breaks. Text without a valid header is
     content, including markers.
 
     Args:
-        is_header: whether the prompt ends within a header; else within an answer.
+        is_header: whether the prompt ends within a header; otherwise it ends within an answer.
         properties: schemas of the functions' arguments.
-        reads_calls: whether calls are parsed; else they are content.
+        reads_calls: whether calls are parsed; otherwise they are content.
         answer: parser of content, which may contain calls in another format.
         single_call: whether only the first call is returned.
     """

@@ -50,7 +50,7 @@ class JsonObject:
         self._in_text = False
         """Whether the text is within a string."""
         self.is_broken = False
-        """Whether the text is invalid JSON from the start of `rest` on."""
+        """Whether the text is invalid JSON, starting at `rest`."""
         self.num_given = 0
         """Number of characters returned."""
         self.sound = 0

@@ -49,7 +49,7 @@ Piece = Thought | Content | Call | CallArguments
 
 
 State = Literal["thought", "content", "call", "arguments", "called"]
-"""State of the parser. Within a region of calls it is `call` before the arguments of a call,
+"""State of the parser. In a region of calls, it is `call` before the arguments of a call,
 `arguments` within them, and `called` after them."""
 _IN_CALLS = ("call", "arguments", "called")
 
@@ -58,9 +58,10 @@ class OutputParser:
     """Parser of one completion. The concatenated pieces do not depend on how its text is split.
 
     White space next to reasoning and calls is dropped. Reasoning ends at its marker, at a call or
-    with the text. A call is returned when its arguments start, and its arguments as far as they are
-    final. A call whose arguments cannot be parsed incrementally is returned when it is complete.
-    Malformed calls, including markers, and the rest of malformed arguments are content.
+    at the end of the text. A call is returned when its arguments start, and each part of the
+    arguments as soon as it is final. A call whose arguments cannot be parsed incrementally is
+    returned when it is complete. Malformed calls, including markers, and the rest of malformed
+    arguments are content.
 
     Args:
         thoughts: format of reasoning; None if there is none.
@@ -105,7 +106,7 @@ class OutputParser:
         self._tools = tools
         self._properties = properties
         self._leading = _leading(tools, properties)
-        """Starts of texts that may be calls as a whole."""
+        """Starts of texts that may consist entirely of calls."""
         self._single_call = single_call
         self._state: State = "thought" if is_thinking else "content"
         self._closing = ""
@@ -122,7 +123,7 @@ class OutputParser:
         self._may_mark = re.compile(f"[{re.escape(''.join(sorted(marks)))}]" if marks else "(?!)")
         """Pattern of characters that may start a marker."""
         self._buffer = ""
-        """Text that is not parsed yet: the start of a possible marker, or within a region."""
+        """Text that is not parsed yet: the start of a possible marker, or text within a region."""
         self._scanned = 0
         """Number of buffer characters in which no complete marker begins."""
         self._space = ""
@@ -149,7 +150,8 @@ class OutputParser:
     def content_of(self, text: str) -> str | None:
         """A faster `push` for text that is only content, which is the common case.
 
-        Returns the content; or None if the text may contain more, and then does not consume it.
+        Returns the content, or None if the text may contain anything else; the text is then not
+        consumed.
         """
         if self._buffer or self._is_after_marker or self._state != "content":
             return None
@@ -401,7 +403,7 @@ class OutputParser:
 
 
 def _leading(tools: ToolFormat | None, properties: Properties) -> tuple[str, ...]:
-    """Starts of texts that may be calls as a whole, without markers."""
+    """Starts of texts that may consist entirely of calls, without markers."""
     if tools is None:
         return ()
     if tools.has_leading_name:

@@ -15,7 +15,7 @@ from router.parsers.formats import ToolFormat, json_format
 from router.parsers.thoughts import ThoughtFormat
 
 NAME = "response_template"
-"""Name of these formats."""
+"""Name of the formats derived from a response template."""
 _THOUGHTS = ("thinking", "reasoning", "reasoning_content")
 """Fields with reasoning, by their names in messages."""
 _PLACEHOLDER = re.compile(r"\{([\w.]+)\}")

@@ -1,4 +1,4 @@
-"""ThoughtFormat: markers of reasoning of model families."""
+"""ThoughtFormat: reasoning markers of model families."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThoughtFormat:
-    """A model family's markers of reasoning."""
+    """A model family's reasoning markers."""
 
     name: str
     """Name in `--reasoning-parser`."""
@@ -24,7 +24,7 @@ class ThoughtFormat:
     answer_openings: tuple[str, ...] = ()
     """Markers before an answer, which are dropped at its start."""
     answer_closings: tuple[str, ...] = ()
-    """Markers after an answer, which are dropped if there was one before it."""
+    """Markers after an answer, which are dropped if the answer has a marker before it."""
 
     @property
     def openings(self) -> tuple[str, ...]:

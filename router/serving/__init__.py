@@ -1,4 +1,4 @@
-"""Open requests: placed on workers, detokenized, ended."""
+"""Requests in progress: their placement on workers, their output and their end."""
 
 from router.serving.adapters import AdapterRegistry
 from router.serving.completion import Completion

@@ -54,7 +54,7 @@ def explanation_headers(generation: Generation) -> list[tuple[bytes, bytes]]:
 def cost_headers(explanation: Explanation) -> dict[str, str]:
     """A decision's cost and its terms, in the policy's unit (adaptive: seconds).
 
-    The terms as written add up to the cost as written.
+    As written in the headers, the terms add up to the cost.
     """
     texts = {f"cost-{name}": f"{value:.6f}" for name, value in explanation.terms.items()}
     return {"cost": str(sum(map(Decimal, texts.values()), Decimal())), **texts}

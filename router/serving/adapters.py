@@ -37,7 +37,7 @@ class LoadedAdapter(msgspec.Struct, frozen=True):
     folder: str
     version: str
     created: int
-    """Unix time in seconds at which it was loaded."""
+    """Unix time in seconds at which the adapter was loaded."""
 
 
 class AdapterRegistry:
@@ -63,7 +63,8 @@ class AdapterRegistry:
         peers: Peers | None = None,
     ) -> None:
         self._static: dict[str, AdapterRef | None] = dict.fromkeys(static)
-        """Configured adapters by name; None until a worker has reported its version."""
+        """Configured adapters by name; the value is None until a worker has reported the adapter's
+        version."""
         self._loaded: dict[str, LoadedAdapter] = {}
         self._shared = SharedSettings(store, "LoRA adapters", self._apply)
         self._peers = peers
@@ -88,7 +89,8 @@ class AdapterRegistry:
 
     @property
     def configured(self) -> Mapping[str, AdapterRef | None]:
-        """Adapters of the configuration, by name; None until a worker has reported its version."""
+        """Configured adapters by name; the value is None until a worker has reported the adapter's
+        version."""
         return self._static
 
     @property
@@ -120,8 +122,8 @@ class AdapterRegistry:
         """Registers an adapter after all workers have checked its folder.
 
         Args:
-            name: its name in requests.
-            folder: its folder on the workers' nodes.
+            name: name of the adapter in requests.
+            folder: folder of the adapter on the workers' nodes.
             checks: check of each attached worker.
             replace: whether another adapter of this name may be replaced.
 
@@ -185,7 +187,7 @@ class AdapterRegistry:
         await self._shared.close()
 
     async def _on_call(self, _: bytes) -> bytes:
-        """Another gateway has changed the store."""
+        """Handles a change to the store by another gateway."""
         await self._shared.read()
         return b""
 

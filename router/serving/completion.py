@@ -14,36 +14,36 @@ from worker.protocol.slo import SloOutcome
 from worker.protocol.text.detokenizer import RequestText
 
 TOKEN_BYTES = 64
-"""Memory of a generated token in bytes: its id in a list, and its text."""
+"""Memory in bytes of a generated token: its id in a list, and its text."""
 LOGPROBS_BYTES = 160
-"""Memory of a token's TokenLogprobs without its entries in bytes: CPython object headers, and a
+"""Memory in bytes of a token's TokenLogprobs without its entries: CPython object headers, and a
 list item."""
 LOGPROB_BYTES = 8
-"""Memory of one entry of TokenLogprobs in bytes: 4 each for an id and a float."""
+"""Memory in bytes of one entry of TokenLogprobs: 4 each for an id and a float."""
 
 
 class CompletionOwner(Protocol):
-    """Listener to the first tokens, worker failures and end of a completion."""
+    """Listener for the first tokens, worker failures and end of a completion."""
 
     def begun(self, completion: Completion) -> None:
-        """The first token of an attempt has arrived from the worker."""
+        """Called when the first token of an attempt has arrived from the worker."""
         ...
 
     def lost(self, completion: Completion, reason: str) -> None:
-        """The worker has failed: the owner must resume the completion on another worker or fail
-        it."""
+        """Called when the worker has failed. The owner must resume the completion on another worker
+        or fail it."""
         ...
 
     def ended(self, completion: Completion) -> None:
-        """The completion has ended, for any reason; called once."""
+        """Called once, when the completion has ended for any reason."""
         ...
 
 
 class Mailbox:
     """Completions of one request with new output, for the task that writes the response.
 
-    The task takes all of them at once, so an engine step wakes it once. Cheaper than asyncio.Queue;
-    for one reader on the event loop of the workers' channels.
+    The task takes all of them at once, so an engine step wakes it once. A mailbox is cheaper than
+    asyncio.Queue; it supports one reader, on the event loop of the workers' channels.
     """
 
     __slots__ = ("_completions", "_waiter")
@@ -56,8 +56,7 @@ class Mailbox:
         return bool(self._completions)
 
     def put(self, completion: Completion) -> None:
-        """Adds a completion, unless its output since the last `put` was not taken, and wakes the
-        reader."""
+        """Adds a completion and wakes the reader, unless the completion is in the mailbox."""
         if completion.is_in_mailbox:
             return
         completion.is_in_mailbox = True
@@ -147,7 +146,7 @@ class Completion:
         self.spec = spec
         self.times = times
         self.attempt = 0
-        """Number of the current attempt, from 0; deltas of other attempts are ignored."""
+        """Number of the current attempt, starting at 0; deltas of other attempts are ignored."""
         self.num_losses = 0
         """Number of workers that failed while they had the request."""
         self.num_suspected = 0
@@ -158,7 +157,8 @@ class Completion:
         self.worker_id = ""
         """Worker of the last submit; empty before the first."""
         self.visit: Visit | None = None
-        """Its visit at the SessionGate; None for plain traffic and before it arrives."""
+        """The completion's visit at the SessionGate; None for plain traffic and before it arrives
+        there."""
         self.choice: Choice | None = None
         """The routing decision that led to the first token, or the last decision before it."""
         self._begin_output()
@@ -189,11 +189,11 @@ class Completion:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.num_cached_tokens = 0
-        """Prompt tokens found in the prefix cache by the worker of the first token."""
+        """Prompt tokens found in the prefix cache of the worker that generated the first token."""
         self.num_rounds = 0
-        """Forward passes of a block diffusion model that decided tokens."""
+        """Number of forward passes that decided tokens (block diffusion)."""
         self.num_forwards = 0
-        """Forward passes of a block diffusion model; 0 for an autoregressive one."""
+        """Number of forward passes (block diffusion); 0 for an autoregressive model."""
         self.draft: list[int] | None = None
         """Token ids of the running block (block diffusion), -1 for undecided ones, until the
         response takes it; None if it has not changed or the stream does not request drafts."""
@@ -221,7 +221,7 @@ class Completion:
 
     @property
     def num_unread_bytes(self) -> int:
-        """Memory of tokens not yet taken by the response in bytes, within a factor of two."""
+        """Memory in bytes of tokens that the response has not taken yet, within a factor of two."""
         num_unread = len(self.token_ids) - self.num_taken
         if not num_unread or not self.logprobs:
             return num_unread * TOKEN_BYTES
@@ -332,8 +332,8 @@ class Completion:
         return text, token_ids
 
     def offsets(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Text offsets of the tokens that the last `take` returned; empty unless the request is
-        `with_offsets`."""
+        """Text offsets of the tokens that the last `take` returned; empty unless `with_offsets` is
+        set."""
         return (self._text.offsets or ())[self.num_taken - len(token_ids) : self.num_taken]
 
     def take_draft(self) -> list[int] | None:

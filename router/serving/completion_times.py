@@ -1,5 +1,4 @@
-"""CompletionSpec: the request of one completion. CompletionTimes: its clock, for metrics and
-SLOs."""
+"""CompletionSpec: the request of one completion. CompletionTimes: times for metrics and SLOs."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
     feasibility: Feasibility
     """Check of the client's request against the workers' limits."""
     priority: int
-    """Priority of the client's request: greater ones are scheduled first."""
+    """Priority of the client's request: higher values are scheduled first."""
     gateway_id: str
     slo: Slo | None = None
     tenant: str = ""
@@ -90,8 +89,8 @@ class CompletionTimes:
         return now - self.arrived_at
 
     def took_tokens(self, number: int, now: float, from_worker: FirstTokenTimes | None) -> None:
-        """Records new tokens, or the vector of a pooling model (0 tokens); with the first ones the
-        worker may report the parts of the time to first token."""
+        """Records new tokens, or the vector of a pooling model (0 tokens). With the first tokens,
+        the worker may report the parts of the time to first token."""
         self._stats.generation_tokens += number
         if self._first_token_at:
             self._latency.inter_token.observe((now - self.last_token_at) / number, number)
@@ -103,7 +102,7 @@ class CompletionTimes:
         self.last_token_at = now
 
     def flushed(self, now: float) -> bool:
-        """Records that text is written to the client; False if this completion has no token yet."""
+        """Records that text is written to the client; returns False if there is no token yet."""
         if not self._first_token_at:
             return False
         if self._from_worker is not None:

@@ -1,4 +1,4 @@
-"""SessionEntrance: requests of agent sessions wait at the SessionGate, on the event loop."""
+"""SessionEntrance: makes requests of agent sessions wait at the SessionGate, on the event loop."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ class SessionEntrance:
             self._admit()
 
     def attached(self, worker_id: str, load: LoadSnapshot) -> None:
-        """A worker has attached; its earlier sessions are gone."""
+        """Records that a worker has attached; its earlier sessions are gone."""
         self._gate.lose(worker_id)
         self._gate.reported(worker_id, load)
 
     def reported(self, worker_id: str, load: LoadSnapshot) -> None:
-        """A worker has reported its load."""
+        """Records the load that a worker has reported."""
         self._gate.reported(worker_id, load)
 
     def lost(self, worker_id: str) -> None:
-        """A worker has lost its cache, or has left."""
+        """Records that a worker has lost its cache, or has left."""
         self._gate.lose(worker_id)
         self._admit()
 

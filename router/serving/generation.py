@@ -27,7 +27,7 @@ class GenerationRequest:
     stream: bool
     """Whether `take` returns new tokens, or only completions that have ended."""
     priority: int = DEFAULT_PRIORITY
-    """Priority at the workers: greater ones are scheduled first."""
+    """Priority at the workers: higher values are scheduled first."""
     slo: Slo | None = None
     shown_tokens: frozenset[str] = frozenset()
     """Special tokens that are kept in the text even if skip_special_tokens is set."""
@@ -36,7 +36,8 @@ class GenerationRequest:
     tenant: str = ""
     """Tenant for fairness and metrics; empty for none."""
     arrived_at: float | None = None
-    """Time of arrival on the event loop's clock; None for the time of the call of `generation`."""
+    """Time of arrival on the event loop's clock; None to use the time at which `generation` is
+    called."""
     span: RequestSpan | None = None
     """Trace span of the request; None if it is not traced."""
 
@@ -70,7 +71,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether all completions have ended, and `take` has returned their ends."""
+        """Whether all completions have ended, and `take` has reported it."""
         return not self._mailbox and all(completion.finished for completion in self.completions)
 
     @property
@@ -95,12 +96,12 @@ class Generation:
 
     @property
     def num_rounds(self) -> int:
-        """Forward passes of a block diffusion model so far that decided tokens."""
+        """Number of forward passes so far that decided tokens (block diffusion)."""
         return sum(completion.num_rounds for completion in self.completions)
 
     @property
     def num_forwards(self) -> int:
-        """Forward passes of a block diffusion model so far; 0 for an autoregressive one."""
+        """Number of forward passes so far (block diffusion); 0 for an autoregressive model."""
         return sum(completion.num_forwards for completion in self.completions)
 
     @property

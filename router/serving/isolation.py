@@ -1,5 +1,4 @@
-"""Isolation: retries requests that may have crashed workers, each alone on a worker, then fails
-them."""
+"""Isolation: retries each request that may have crashed workers on an otherwise idle worker."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class Changes:
         self._event.clear()
 
     async def wait_until(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Waits up to `seconds` until `is_over` returns true, which is called after each change."""
+        """Waits until `is_over` returns true, at most `seconds`. Calls it after each change."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not is_over():
@@ -45,10 +44,10 @@ class Isolation:
 
     A request is suspected of a worker failure if the worker had sent no token of it in that
     attempt: when a request that crashes workers at some token is resumed, the next worker crashes
-    before it sends one. After two such failures it is retried on a worker that has no other request
-    of this gateway and gets none until the request has a token or has ended; after `max_attempts`
-    it fails. All completions of a client's request are one suspect (a family). Completions with
-    tokens of the attempt are not suspected.
+    before it sends one. After two such failures, the request is retried on a worker that has no
+    other request of this gateway and gets none until the request has a token or has ended. After
+    `max_attempts`, it fails. All completions of a client's request are one suspect (a family).
+    Completions that have received tokens in the attempt are not suspected.
 
     Args:
         max_attempts: suspected failures after which a request fails; 1 also fails requests that had
@@ -91,8 +90,10 @@ class Isolation:
         return [*held, *(worker for worker in self._channels if self._has_others(worker, family))]
 
     def enter(self, completion: Completion, worker_id: str) -> bool:
-        """Reserves a worker for a suspect; False if it would share the worker. True for other
-        requests."""
+        """Reserves a worker for a suspect.
+
+        Returns False if the suspect would share the worker; always True for other requests.
+        """
         if not _is_suspect(completion):
             return True
         family = completion.family
@@ -109,7 +110,7 @@ class Isolation:
             num_changes: `changes.number` before the search.
 
         Returns:
-            False if it must not wait (any longer), or has ended.
+            False if the completion must not wait (any longer), or has ended.
         """
         if not _is_suspect(completion):
             return False

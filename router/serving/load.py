@@ -21,7 +21,7 @@ _BATCH = 64
 _OUTPUT = 128.0
 """Tokens per completion assumed until one has ended."""
 _MOST_WAIT_S = 3600.0
-"""Maximum predicted wait that is averaged: an infinite one would never decay."""
+"""Maximum predicted wait in seconds that is averaged: an infinite one would never decay."""
 
 
 class LoadReport(NamedTuple):
@@ -44,7 +44,7 @@ class LoadReport(NamedTuple):
     queue_delay_s: float = 0.0
     """Recent average of the predicted wait in seconds on the least busy worker."""
     kv: float = 0.0
-    """KV cache used and needed by prompts waiting on workers, in units of a worker's cache."""
+    """KV cache in use, and needed by prompts waiting on workers, in units of a worker's cache."""
     num_pending: float = 0.0
     """Number of requests that are not assigned to a worker yet."""
     num_active: float = 0.0

@@ -140,7 +140,7 @@ class ServedModel:
             self._log_file.close(self.fleet)
 
     async def ready_info(self) -> EngineInfo:
-        """The engine of a ready worker; waits for one if it is expected. Raises ApiError (503)."""
+        """EngineInfo of a ready worker; waits if a worker is expected. Raises ApiError (503)."""
         return await self._placer.ready_info()
 
     async def adapter(self, name: str) -> AdapterRef | None:
@@ -219,7 +219,7 @@ class ServedModel:
     # Methods of ChannelListener.
 
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
-        """A worker has attached with this snapshot; see ChannelListener."""
+        """Handles the snapshot of a worker that has attached; see ChannelListener."""
         self.fleet.attach(worker_id, snapshot)
         if snapshot.info is not None:
             self.adapters.reported(snapshot.info.adapters)
@@ -238,17 +238,17 @@ class ServedModel:
         self._placer.attached(worker_id)
 
     def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
-        """A worker has accepted a request as submit number `ordinal` of `epoch`."""
+        """Records that a worker has accepted a request as submit number `ordinal` of `epoch`."""
         self.fleet.accepted(worker_id, request_id, epoch, ordinal)
 
     def on_lost(self, worker_id: str, reason: str) -> None:
-        """A worker or its rank group has failed."""
+        """Handles the failure of a worker or its rank group."""
         self.fleet.lose(worker_id)
         self._placer.lose_sessions(worker_id)
         self._log("worker %s lost: %s", worker_id, reason)
 
     def on_closed(self, worker_id: str) -> None:
-        """A worker's channel has ended: removes the worker."""
+        """Removes a worker whose channel has ended."""
         self.fleet.remove(worker_id)
         self._placer.lose_sessions(worker_id)
         self._channels.pop(worker_id, None)
@@ -342,5 +342,5 @@ def _decision_log(route: ModelRoute, gateway_id: str) -> DecisionLog | None:
 
 
 def _wrap(seed: int) -> int:
-    """Wraps a seed of 2⁶⁴ or more, of a later choice, into the range of 64-bit seeds."""
+    """Wraps a later choice's seed, which may be 2⁶⁴ or more, into the range of 64-bit seeds."""
     return seed if seed < 2**64 else seed - 2**64

@@ -36,11 +36,11 @@ LAST_PAUSE_S = 2.0
 class Placer:
     """Places the completions of one model, waiting for workers if none is available.
 
-    - A new completion waits if a worker is expected: in a rolling update the last worker may leave
-      just after, or even before, the next has joined.
+    - A new completion waits if a worker is expected: in a rolling update, the last worker may leave
+      just after, or even before, the next one joins.
     - A completion whose worker failed is placed on another worker, or on the same one once it is
       back; its client sees a pause. A completion that may have crashed workers is retried alone,
-      then failed; see Isolation.
+      then failed (see Isolation).
 
     Args:
         route: configuration of the model.
@@ -89,33 +89,33 @@ class Placer:
     # Notifications of the model.
 
     def expect(self, worker_id: str) -> None:
-        """A worker has joined; its first report is expected."""
+        """Records that a worker has joined, so that its first report is expected."""
         self._pending[worker_id] = None
         self._vacant = False
 
     def attached(self, worker_id: str) -> None:
-        """A worker has attached, and the fleet has its snapshot."""
+        """Records that a worker has attached, and the fleet has its snapshot."""
         self.resolved(worker_id)
         if self._fleet.ready:
             self._num_ready += 1
             self._changes.notify()
 
     def resolved(self, worker_id: str) -> None:
-        """A worker's first report is no longer expected. Idempotent."""
+        """Records that a worker's first report is no longer expected. Idempotent."""
         if self._pending.pop(worker_id, worker_id) is None:
             self._changes.notify()
 
     def all_left(self) -> None:
-        """The set of workers is empty now."""
+        """Records that the set of workers is now empty."""
         self._vacant = True
 
     def lose_sessions(self, worker_id: str) -> None:
-        """A worker has lost its cache, or has left."""
+        """Records that a worker has lost its cache, or has left."""
         if self.entrance is not None:
             self.entrance.lost(worker_id)
 
     def forget(self, worker_id: str) -> None:
-        """A worker's channel has ended."""
+        """Records that a worker's channel has ended."""
         self.resolved(worker_id)
         self._isolation.forget(worker_id)
 
@@ -169,7 +169,7 @@ class Placer:
             self._log_file.decided(line, self._fleet)
 
     async def ready_info(self) -> EngineInfo:
-        """The engine of a ready worker; waits for one if it is expected. Raises ApiError (503)."""
+        """EngineInfo of a ready worker; waits if a worker is expected. Raises ApiError (503)."""
         if not self._fleet.ready:
             self._stats.pending_requests += 1  # starts a worker on demand
             try:
@@ -224,7 +224,7 @@ class Placer:
             completion.begin_again()
 
     async def _try_worker(self, completion: Completion, tried: list[str]) -> str | None:
-        """Submits to the best worker not in `tried`; returns the error, None for success."""
+        """Submits to the best worker not in `tried`; returns the error, or None on success."""
         spec = completion.spec
         choice = None
         if completion.visit is not None and completion.visit.excluded:

@@ -94,7 +94,7 @@ class SharedSettings:
         self._is_due.set()
 
     async def refresh(self) -> None:
-        """Applies what the store holds before a change that depends on it, with `lock` held. Raises
+        """Applies the store's values before a change that depends on them, with `lock` held. Raises
         ApiError (503) if the store is unreachable."""
         if self.store is not None:
             self._apply(await self.changed(self.store.read()))

@@ -39,9 +39,9 @@ def recommended_sampling(model: str, source: str) -> dict[str, Any]:
 
     Args:
         model: folder or Hub name of the checkpoint.
-        source: `auto` for the checkpoint's, `vllm` for none, else the folder or Hub name of another
-            generation_config.json, whose end tokens become stop tokens of all requests; workers
-            always end requests at the checkpoint's own.
+        source: `auto` for the checkpoint's generation_config.json, `vllm` for none, otherwise the
+            folder or Hub name of another one. Its EOS tokens then become stop tokens of all
+            requests; workers always end requests at the checkpoint's EOS tokens.
 
     Raises:
         ValueError: the source has no generation_config.json.
@@ -60,7 +60,7 @@ def read_chat_template(given: str) -> str:
     """Loads a chat template: `given` is Jinja source, or the path of a file with it.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: `given` is neither.
     """
     if "{" in given:
         return given

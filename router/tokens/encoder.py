@@ -29,8 +29,8 @@ T = TypeVar("T")
 _PER_VALUE = 8
 """Characters that a template may write around a value: names, brackets, punctuation."""
 _SHORT = 1024
-"""Maximum characters or tokens of a prompt encoded on the event loop, in less than 0.5 ms; a
-thread may wait 5 ms for the GIL next to a busy event loop."""
+"""Maximum characters or tokens of a prompt encoded on the event loop, in less than 0.5 ms. While
+the event loop is busy, a thread may wait 5 ms for the GIL."""
 
 
 class TextPair(NamedTuple):
@@ -97,7 +97,7 @@ class PromptEncoder:
             session: the client's conversation id; empty for none.
             adapter: LoRA adapter; None for the base model.
             owner: name of the API key.
-            num_bytes: size of the request's body.
+            num_bytes: size of the request's body in bytes.
             last: maximum prompt tokens, the last of which are kept; None for no truncation.
 
         Raises:
@@ -172,13 +172,13 @@ class PromptEncoder:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum tokens of a prompt that some worker supports."""
+        """Maximum prompt tokens that any worker supports."""
         return max(kind.max_prompt_tokens for kind in self._kinds())
 
     async def shortened(
         self, texts: Sequence[str], max_tokens: int, *, owner: str = ""
     ) -> list[str]:
-        """Texts without what follows their first `max_tokens` tokens, special tokens not counted.
+        """Truncates texts to their first `max_tokens` tokens, not counting special tokens.
 
         Raises:
             ApiError: 429 if too much work is waiting.
@@ -231,7 +231,7 @@ class PromptEncoder:
         num_bytes: int = 0,
     ) -> int:
         """Index of the first chat that fits into the model's context, in a sequence of ever shorter
-        chats; the last if none fits.
+        chats; the last index if none fits.
 
         After the first chat, the shortest ones are tried, then ever longer ones, so that the time
         depends on the size of chats that fit.
@@ -242,7 +242,7 @@ class PromptEncoder:
             number: number of chats.
             max_tokens: maximum tokens of a prompt that fits.
             owner: name of the API key.
-            num_bytes: size of the request's body.
+            num_bytes: size of the request's body in bytes.
 
         Raises:
             ApiError: 429 if too much work is waiting.
@@ -382,14 +382,14 @@ class PromptEncoder:
         return accept
 
     def _kinds(self) -> tuple[Limits, ...]:
-        """Limits of the ready workers: a copy, since it is read in threads."""
+        """Limits of the ready workers: a copy, since threads read it."""
         return tuple(self._fleet.limits) or (self._assumed,)
 
     def _blocks(
         self, cache_salt: str, tenant: str, session: str, adapter: AdapterRef | None
     ) -> Callable[[Sequence[int] | Tokens, int], PromptBlocks]:
-        """A function that hashes the tokens of a prompt for all kinds of ready workers; its second
-        argument is the index of a pair's second text, or 0."""
+        """Creates a function that hashes the tokens of a prompt for all kinds of ready workers; its
+        second argument is the index of a pair's second text, or 0."""
         keys = self._fleet.block_keys()
 
         def blocks(token_ids: Sequence[int] | Tokens, second_text: int) -> PromptBlocks:
@@ -508,7 +508,7 @@ def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int
 
 
 def _length(prompt: Prompt) -> int:
-    """Characters or tokens of a prompt."""
+    """Number of characters or tokens of a prompt."""
     if isinstance(prompt, TextPair | TemplatedPair):
         return sum(len(text) for text in prompt)
     return len(prompt)
@@ -536,7 +536,7 @@ def _encoded(
 def _templated(
     tokenizer: Tokenizer, pair: TemplatedPair, truncation: Truncation | None
 ) -> list[int]:
-    """Tokens of a templated pair, as Qwen3-Reranker's: everything after the document is kept.
+    """Tokens of a templated pair, such as Qwen3-Reranker's: everything after the document is kept.
 
     Raises:
         ValueError: truncation leaves no room for the document, or is on the left.

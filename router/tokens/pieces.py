@@ -24,7 +24,7 @@ Tokens = NDArray[np.int32]
 
 
 class PieceMemo:
-    """Tokenizes chats by pieces that are independent of each other, and caches their tokens.
+    """Tokenizes chats in pieces that are independent of each other, and caches their tokens.
 
     A conversation is sent again with each turn, and a system prompt with each conversation: looking
     up a piece takes a hundredth of the time of tokenizing it. Thread-safe.

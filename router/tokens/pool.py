@@ -16,13 +16,13 @@ from router.errors import overloaded
 T = TypeVar("T")
 
 LONG = 1 << 18
-"""Minimum characters of long work: 0.1 s of tokenization."""
+"""Minimum characters of work that counts as long: 0.1 s of tokenization."""
 SMALL_BODY = 1 << 18
 """Maximum bytes of a body decoded and validated on the event loop: at most 40 ms of CPU time for
 any body of tests/router/test_linear_time.py on two busy cores; 1 MiB took up to 120 ms."""
 MAX_WAITING = 1 << 27
-"""Maximum characters waiting for a thread, half as many per owner: four bodies of the largest
-size, or most of a minute of a thread."""
+"""Maximum characters of work waiting for a thread, and half as many per owner: four bodies of the
+largest size, or most of a minute of a thread."""
 RATE = 2_500_000
 """Characters per second and thread: tokenizing a prompt of 33 MB took 13 s."""
 LEAST = 1024
@@ -59,7 +59,7 @@ class WorkPool:
         self._num_threads = num_threads
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="tokens")
         self._running = {False: 0, True: 0}
-        """Number of running tasks: short ones by False, long ones by True."""
+        """Number of running tasks, by whether they are long."""
         self._queues: dict[bool, list[_Waiting]] = {False: [], True: []}
         """Heaps of waiting work, by whether it is long."""
         self._order = itertools.count()
@@ -75,7 +75,7 @@ class WorkPool:
 
         Args:
             work: the work.
-            size: its size in characters or tokens.
+            size: size of the work in characters or tokens.
             owner: name of the API key; empty for none.
 
         Raises:

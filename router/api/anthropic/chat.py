@@ -28,7 +28,7 @@ NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
     "structured_outputs": "output_config.format",
 }
-"""This API's names of the ChatRequest fields that it names differently."""
+"""This API's names for the ChatRequest fields that it names differently."""
 BILLING = "x-anthropic-billing-header"
 """Prefix of a text that Anthropic's clients put before the system prompt. It is dropped because it
 differs per request, which would defeat the prefix cache."""
@@ -61,7 +61,8 @@ def chat_of(body: MessagesRequest, ignored: Ignored) -> ChatRequest:
 
 
 def prompt_of(body: CountTokensRequest, ignored: Ignored) -> ChatRequest:
-    """The chat with only the fields that affect its prompt. Raises ApiError (400) if malformed."""
+    """The chat with only the fields that affect its prompt. Raises ApiError (400) if it is
+    malformed."""
     _check_edits(body, ignored)
     tools, unavailable = _tools(body, ignored)
     turns = (_messages(index, message) for index, message in enumerate(body.messages))
@@ -175,7 +176,7 @@ def _tool(index: int, given: Mapping[str, Any], ignored: Ignored) -> dict[str, A
 
 
 def _system(system: str | Sequence[Mapping[str, Any]] | None, note: str) -> list[dict[str, Any]]:
-    """The system message as a list; empty if there is none. A `note` is appended unless empty."""
+    """The system message as a list; empty if there is none. A non-empty `note` is appended."""
     if isinstance(system, str):
         texts = [system]
     else:
@@ -292,9 +293,9 @@ def _kind(block: Any) -> Any:
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with consecutive ones of the same role (user or assistant) joined.
+    """Joins consecutive messages of the same role (user or assistant).
 
-    Takes time linear in their length.
+    Takes time linear in the total length of the messages.
     """
     joined: list[dict[str, Any]] = []
     for role, run in groupby(messages, key=itemgetter("role")):

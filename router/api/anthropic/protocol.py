@@ -106,14 +106,15 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
     top_k: int | None = None
     metadata: Metadata | None = None
     seed: int | None = None
-    """Seed; like the ChatRequest fields below, it is not in Anthropic's API."""
+    """Sampling seed; like the fields below, which are ChatRequest's, it is not in Anthropic's API.
+    """
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
 
 
 CONTEXT_EDITS = ("clear_thinking_", "clear_tool_uses_", "compact_")
-"""Prefixes of known types of context edits, which end with a date."""
+"""Prefixes of the known types of context edits. Each type ends with a date."""
 SERVER_TOOLS = (
     "advisor_",
     "code_execution_",

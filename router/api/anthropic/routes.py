@@ -23,7 +23,7 @@ from router.tokens.encoder import ChatPrompt
 
 
 class AnthropicRoutes:
-    """Handlers of Anthropic's Messages API; anthropic-version is ignored.
+    """Handlers of Anthropic's Messages API; the header `anthropic-version` is ignored.
 
     Args:
         gateway: the gateway of the models.

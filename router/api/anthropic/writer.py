@@ -35,31 +35,31 @@ class AnthropicWriter(BlockWriter):
         self._request_id = request_id
         self.headers = ((b"request-id", request_id.encode("latin-1")),)
         self._ids: dict[int, str] = {}
-        """Tool call id by index of its block."""
+        """Tool call ids by block index."""
 
     def begun(self) -> bytes:
-        """message_start with a message without content, and a ping."""
+        """The events message_start, with a message without content, and ping."""
         usage = {**self._usage(), "output_tokens": 0}
         message = {**self._message([], None, None), "usage": usage}
         return event("message_start", message=message) + event("ping")
 
     def idle(self) -> bytes:
-        """A ping."""
+        """The event ping."""
         return event("ping")
 
     def opened(self, block: Block) -> bytes:
-        """content_block_start with an empty block."""
+        """The event content_block_start, with an empty block."""
         if block.kind == "call":
             self._ids[block.index] = f"toolu_{secrets.token_hex(12)}"
         return event("content_block_start", index=block.index, content_block=self._block(block))
 
     def added(self, block: Block, text: str) -> bytes:
-        """content_block_delta with text of a block, or arguments of a call."""
+        """The event content_block_delta, with the text of a block or the arguments of a call."""
         return _DELTA % (_START, block.index, _ADDED[block.kind], encode(text))
 
     def closed(self, block: Block) -> bytes:
-        """content_block_stop, preceded by the signature of reasoning, for which the message's id is
-        used."""
+        """The event content_block_stop. For reasoning, the signature precedes it, which is the
+        message's id."""
         signed = b""
         if block.kind == "thought":
             delta = {"type": "signature_delta", "signature": self.response_id}
@@ -67,7 +67,7 @@ class AnthropicWriter(BlockWriter):
         return signed + event("content_block_stop", index=block.index)
 
     def last(self) -> bytes:
-        """message_delta with stop reason and token counts, and message_stop."""
+        """The events message_delta, with the stop reason and token counts, and message_stop."""
         reason, sequence = self._ending()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return event("message_delta", delta=delta, usage=self._usage()) + event("message_stop")
@@ -112,7 +112,7 @@ class AnthropicWriter(BlockWriter):
         }
 
     def _ending(self) -> tuple[str, str | None]:
-        """stop_reason and stop_sequence of the message."""
+        """The message's stop_reason and stop_sequence."""
         completion = self.completion
         if completion.finish_reason == "length":
             return "max_tokens", None

@@ -18,18 +18,18 @@ from router.tokens.encoder import ChatPrompt
 NOT_IMPLEMENTED = 501
 """Status for models that cannot answer with a label, as in vLLM."""
 _MAX_TEXT = 1 << 14
-"""Maximum characters of a chat of one character, which is tokenized once per label unless it has
-special tokens."""
+"""Maximum characters that the chat template may add to a short message after its last special
+token. This text is tokenized once per label."""
 
 
 def chat_of(
     model: ServedModel, instructions: str | None, arguments: dict[str, Any] | None, message: str
 ) -> ChatPrompt:
-    """The chat whose reply is a label.
+    """A chat that the model answers with a label.
 
     Args:
         model: the model.
-        instructions: the system message; None for none.
+        instructions: the system message; None if there is none.
         arguments: `chat_template_kwargs` of the request.
         message: the user's message.
 
@@ -49,10 +49,10 @@ def chat_of(
 
 
 class LabelTokens:
-    """Tokens of labels as the first token of a reply.
+    """Finds the token of each label at the start of a reply.
 
-    Determined from two short chats. All prompts must end with the tokens that both chats end
-    with, so each label has the same token in every prompt.
+    The tokens are determined from two short chats. All prompts must end with the tokens that both
+    chats end with, so each label has the same token in every prompt.
 
     Args:
         model: the model.
@@ -88,10 +88,10 @@ class LabelTokens:
             )
 
     def of(self, question: Question) -> list[list[int]]:
-        """Tokens of each option's labels.
+        """Token ids of each option's labels.
 
         Raises:
-            ApiError: 400 if a label is not a single token, or not distinct.
+            ApiError: 400 if a label is not a single token, or labels are not distinct.
         """
         found: list[list[int]] = []
         for label in question.used_labels:
@@ -124,7 +124,7 @@ class LabelTokens:
                 )
 
     def _token(self, label: str) -> int | None:
-        """The label's token after the prompt; None if it has several."""
+        """The id of the label's token after the prompt; None if the label is several tokens."""
         if label not in self._known:
             *before, last = self._encode(self._text + label)
             self._known[label] = last if before == self._ids else None

@@ -21,7 +21,7 @@ KNOWN = KnownFields(
         "tools": UnsupportedField(([],)),
     },
 )
-"""Fields of these APIs that are not supported."""
+"""Fields of OpenAI's and TypeSafe's APIs that are not supported."""
 
 MAX_QUESTIONS = 64
 MAX_CHOICES = 26
@@ -43,7 +43,7 @@ class AskRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
-    """A text within a message or within instructions."""
+    """Text in a message or in instructions."""
 
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
@@ -51,7 +51,7 @@ class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
 
 
 class JsonPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_json"):
-    """JSON within a message or within instructions, which the model reads as text."""
+    """JSON in a message or in instructions, which the model reads as text."""
 
     data: dict[str, Any] | list[dict[str, Any]]
 
@@ -70,7 +70,7 @@ class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Predicate(
     msgspec.Struct, frozen=True, tag_field="type", tag="predicate", forbid_unknown_fields=True
 ):
-    """Question for the probability that a statement about the input is true."""
+    """Asks for the probability that a statement about the input is true."""
 
     instructions: Content
     name: str | None = None
@@ -86,7 +86,7 @@ class ChoiceOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Choice(
     msgspec.Struct, frozen=True, tag_field="type", tag="choice", forbid_unknown_fields=True
 ):
-    """Question for one of several options."""
+    """Asks the model to choose one of several options."""
 
     instructions: Content
     choices: Annotated[list[ChoiceOption], Meta(min_length=2, max_length=MAX_CHOICES)]
@@ -101,7 +101,7 @@ class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Score(msgspec.Struct, frozen=True, tag_field="type", tag="score", forbid_unknown_fields=True):
-    """Question for a level of an ordered scale."""
+    """Asks for a level on an ordered scale."""
 
     instructions: Content
     levels: Annotated[list[Level], Meta(min_length=2, max_length=MAX_LEVELS)]
@@ -124,7 +124,8 @@ class SystemOneQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     type: Literal["choice", "noul", "score"]
     instructions: str | None = None
     criteria: dict[str, str | None] | list[str] | None = None
-    """Descriptions by name of a choice's options, or by `true` and `false`; levels of a score."""
+    """Descriptions of a choice's options by name, or of `true` and `false`; for a score, the list
+    of its levels."""
 
 
 class SystemOneRequest(AskRequest, kw_only=True, frozen=True):

@@ -15,7 +15,7 @@ class Option(NamedTuple):
     """An option as the model reads it."""
 
     name: str
-    """Name; empty if the label says it all."""
+    """Name; empty if the label is enough."""
     description: str = ""
 
 
@@ -26,21 +26,23 @@ class Question:
     instructions: str
     options: Sequence[Option]
     labels: Sequence[str] = LETTERS
-    """Labels of the options, of which the first ones are used."""
+    """Labels of the options; the first ones are used if there are fewer options than labels."""
     aliases: Sequence[str] = ()
-    """Other spellings of the labels, which count as these if they are single tokens; empty for
-    none."""
+    """Alternative spellings of the labels; those that are single tokens count as the label. Empty
+    if there are none."""
     reply: str = "the letter of one option"
-    """Form of the reply."""
+    """Form of the reply, as described to the model."""
 
     @property
     def used_labels(self) -> Sequence[str]:
-        """A label per option."""
+        """The labels in use, one per option."""
         return self.labels[: len(self.options)]
 
     def after(self, state: str) -> str:
-        """The user's message: the state, which all questions of a request begin with, and the
-        question."""
+        """The user's message: the state, followed by the question.
+
+        All messages of a request begin with the same state.
+        """
         lines = [f"{state}\n"]
         if self.instructions:
             lines.append(f"Question: {self.instructions}")
@@ -69,17 +71,17 @@ class Reading(NamedTuple):
 
     @property
     def confidence(self) -> float:
-        """Probability of the most likely option among all replies."""
+        """Probability that the reply is the most likely option."""
         return max(self.probabilities) * self.label_mass
 
     @property
     def mean(self) -> float:
-        """Mean index of the options."""
+        """Mean option index, weighted by probability."""
         return math.fsum(index * value for index, value in enumerate(self.probabilities))
 
     @staticmethod
     def of(logprobs: Sequence[Sequence[float]], *, argmax_is_label: bool) -> Reading:
-        """The reading from the log-probabilities of each option's labels."""
+        """Computes a reading from the log-probabilities of each option's labels."""
         largest = max(value for values in logprobs for value in values)
         if largest == -math.inf:
             largest = 0.0  # no label is possible

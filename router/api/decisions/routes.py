@@ -41,23 +41,23 @@ class _Asked(Generic[Body]):
     model: ServedModel
     arrived_at: float
     num_bytes: int
-    """Size of the body."""
+    """Size of the body in bytes."""
     state: str
     """What the questions are about."""
     questions: Sequence[Question]
 
     @property
     def name(self) -> str:
-        """Name of the model in the response."""
+        """Model name in the response."""
         return self.body.model or self.model.route.name
 
 
 class DecisionRoutes:
     """Handlers of the routes for decisions, which read the probabilities of label tokens.
 
-    Each question is a completion of one token. The prompts begin with the same text, which is
-    computed once. They go through the same admission, placement, retries and metrics as other
-    completions.
+    Each question is a completion of one token. All prompts of a request begin with the same text,
+    which is computed once. Questions go through the same admission, placement, retries and metrics
+    as other completions.
 
     Args:
         gateway: the gateway of the models.
@@ -177,18 +177,18 @@ class DecisionRoutes:
         instructions: str | None = None,
         arguments: dict[str, Any] | None = None,
     ) -> GenerationResponse:
-        """Encodes a prompt per question and creates the response; sending it runs the reads.
+        """Encodes a prompt per question and creates the response; sending it runs the completions.
 
         Args:
             request: the HTTP request.
             asked: the decoded body.
             write: creates the response's body.
             names: the client's field names where they differ from those of SamplingParams.
-            instructions: system message; None for none.
-            arguments: variables of the chat template; None for none.
+            instructions: system message; None if there is none.
+            arguments: variables of the chat template; None if there are none.
 
         Raises:
-            ApiError: a field is invalid, or no worker can run one of the reads.
+            ApiError: a field is invalid, or no worker can run one of the completions.
         """
         account, body, model = asked.account, asked.body, asked.model
 
@@ -239,10 +239,10 @@ class DecisionRoutes:
         checked: CheckedParams,
         make_chat: Callable[[str], ChatPrompt],
     ) -> list[PromptBlocks]:
-        """The encoded prompts of the questions, in the chats that `make_chat` creates of messages.
+        """The encoded prompts of the questions; `make_chat` creates a chat from a message.
 
         Raises:
-            ApiError: 400 if one is too long.
+            ApiError: 400 if a prompt is too long.
         """
         account, body, model = asked.account, asked.body, asked.model
         adapter = await model.adapter(account.adapter)
@@ -270,5 +270,5 @@ class DecisionRoutes:
 
 
 def _asking(question: Question, state: str, make_chat: Callable[[str], ChatPrompt]) -> ChatPrompt:
-    """The chat of a question."""
+    """The chat for a question."""
     return make_chat(question.after(state))

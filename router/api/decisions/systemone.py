@@ -69,7 +69,7 @@ def answer(given: SystemOneQuestion, reading: Reading) -> dict[str, Any]:
 
 
 def diagnostics(reading: Reading) -> dict[str, Any]:
-    """How far the model's reply would have been a label."""
+    """Fields that show how likely the model was to reply with a label."""
     return {"label_mass": reading.label_mass, "argmax_is_label": reading.argmax_is_label}
 
 

@@ -16,12 +16,12 @@ Usage = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DecisionWriter(WholeWriter):
-    """Writes the response once all questions are read."""
+    """Writes the response once all questions have been answered."""
 
     generation: Generation
     """The generation, with a completion of one token per question."""
     labels: Sequence[Sequence[Sequence[int]]]
-    """Tokens of each option's labels, by question and option."""
+    """Token ids of each option's labels, by question and option."""
     body: Callable[[Sequence[Reading], Usage], dict[str, Any]]
     """Creates the body from the readings and the usage."""
 
@@ -32,7 +32,7 @@ class DecisionWriter(WholeWriter):
         yield encode(self.body(readings, self._usage()))
 
     def _usage(self) -> Usage:
-        """Token counts, of all reads together."""
+        """Token counts, summed over all completions."""
         num_input = self.generation.num_prompt_tokens
         num_output = self.generation.num_completion_tokens
         return {
@@ -48,7 +48,7 @@ class DecisionWriter(WholeWriter):
 
 
 def reading_of(completion: Completion, labels: Sequence[Sequence[int]]) -> Reading:
-    """The reading of a completion that has ended; `labels` are tokens of labels, by option."""
+    """The reading of a finished completion; `labels` holds the label tokens of each option."""
     [scored] = completion.logprobs
     sampled, *token_ids = scored.token_ids
     logprobs = dict(zip(token_ids, scored.logprobs[1:], strict=True))

@@ -20,8 +20,9 @@ _IN_SCOPE = "rayfleet.account"
 
 
 class Account:
-    """The account of one request: created by the API key check, updated while the request is
-    served, read by the audit log.
+    """The account of one request.
+
+    The API key check creates it, request handling updates it, and the audit log reads it.
 
     Args:
         use: usage of the request's API key; None if no keys are required.
@@ -49,8 +50,8 @@ class Account:
         self.adapter = ""
         """Name of the requested LoRA adapter; empty for none."""
         self.is_held = False
-        """Whether the request continues in the background after its response; it ends when both
-        have ended."""
+        """Whether the request continues in the background after its response; the request ends when
+        both have ended."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         """Prompt tokens found in prefix caches."""
@@ -84,9 +85,11 @@ class Account:
         return self.key is None or self.key.may_use(*route.names)
 
     def names(self, model: ServedModel) -> list[str]:
-        """Names of a model and its adapters that the API key, if any, may use. A key that names a
-        model does not allow its adapters, which may belong to other customers, unless it names them
-        as well."""
+        """Names of a model and its adapters that the API key, if any, may use.
+
+        A key that lists a model does not give access to its adapters, which may belong to other
+        customers, unless it lists them as well.
+        """
         names = [*(model.route.names if self.may_use(model.route) else ())]
         key = self.key
         return names + [n for n in model.adapters.names if key is None or key.may_use(n)]
@@ -102,7 +105,7 @@ class Account:
 
         Raises:
             ApiError: 404 if there is no such model or the key may not use it, without revealing
-                which or other names of the model; 400 if the model must be named.
+                which of the two, or other model names; 400 if the model must be named.
         """
         model = gateway.model(name)
         if name is not None and name in model.adapters:

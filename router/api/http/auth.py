@@ -32,7 +32,7 @@ LIMITED_PATHS = (
 
 
 class ApiKeys:
-    """Rejects requests without a valid API key, and creates the account of all others.
+    """Rejects requests without a valid API key, and creates an account for each other request.
 
     It does not wrap `send`, so it costs nothing per token.
 
@@ -84,7 +84,10 @@ class ApiKeys:
 
 
 async def failed_attempt(attempts: FailedAttempts, scope: Scope, problem: str) -> ApiError:
-    """The error of a request without a valid key, delayed if its source has sent many of them."""
+    """Returns the error for a request without a valid key.
+
+    If the client's address has sent many such requests, waits first or returns a 429.
+    """
     address = (scope.get("client") or ("", 0))[0]
     delay_s = attempts.delay_s(address, time.monotonic())
     if delay_s is None:
@@ -96,6 +99,6 @@ async def failed_attempt(attempts: FailedAttempts, scope: Scope, problem: str) -
 
 
 def invalid_key(problem: str) -> ApiError:
-    """A 401 with instructions for sending a key."""
+    """A 401 error with instructions for sending a key."""
     message = f"{problem}: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`"
     return ApiError(401, message, code="invalid_api_key")

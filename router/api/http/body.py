@@ -47,7 +47,7 @@ class Bodies:
     def __init__(self, limits: BodyLimits | None = None) -> None:
         self._limits = limits or BodyLimits()
         self.num_bytes = 0
-        """Bytes in flight: received by requests that still need them."""
+        """Bytes in flight: those of bodies being received or still in use."""
         self._deadlines: dict[asyncio.Timeout, float] = {}
         """Deadlines for the next bytes of bodies, on the event loop's clock."""
         self._is_sweeping = False
@@ -131,8 +131,8 @@ class Bodies:
             loop.call_later(period, self._sweep, loop.time() + 2 * period)
 
     def _sweep(self, latest: float) -> None:
-        """Aborts bodies past their deadlines, unless called after `latest`: then the event loop
-        itself is late."""
+        """Aborts bodies past their deadlines, unless called after `latest`: in that case, the event
+        loop was slow, not the clients."""
         self._is_sweeping = False
         now = asyncio.get_running_loop().time()
         for timeout, deadline in self._deadlines.items():
@@ -159,7 +159,8 @@ class _Held:
 
 
 class _Gunzip:
-    """Decompresses a gzip body in pieces of at most PIECE_BYTES, for any compression ratio."""
+    """Decompresses a gzip body in pieces of at most PIECE_BYTES, regardless of the compression
+    ratio."""
 
     __slots__ = ("_inflate",)
 

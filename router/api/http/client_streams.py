@@ -38,7 +38,7 @@ class StreamLimits:
     request is rejected if no worker becomes ready (router.serving.placing.ATTACH_S)."""
     ping_s: float = 10.0
     """Seconds of silence between pings. Some versions of Claude Code give up after 15 s without an
-    event, others report a delay after 20 s."""
+    event; others report a delay after 20 s."""
 
 
 class ClientStreams:
@@ -74,7 +74,7 @@ class ClientStreams:
                 raise
 
     def _sweep_later(self) -> None:
-        """Starts the timer of the next check if there are clients and none is running."""
+        """Starts the timer for the next check if there are clients and none is running."""
         if not self._is_sweeping and self._streams:
             self._is_sweeping = True
             asyncio.get_running_loop().call_later(self.limits.period_s, self._sweep)

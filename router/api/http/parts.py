@@ -1,7 +1,7 @@
 """PartsApp: lets streams send their parts directly to the HTTP server, bypassing all middleware.
 
-Middleware and Serve's wrappers only need the start and end of a response. One coroutine for each of
-them per part would cost as much as everything else that a gateway does per token.
+Middleware and Serve's wrappers only need the start and end of a response. If each of them handled
+every part in a coroutine, this would cost as much as everything else that a gateway does per token.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ SEND_PART = "rayfleet.send_part"
 """Scope key of the `send` for parts of a response between its start and its end."""
 
 server_send: ContextVar[Send | None] = ContextVar("server_send", default=None)
-"""`send` of the HTTP server, set by the outermost middleware of its process. It is not in the
-scope because Serve's Python proxy, with the same middleware, sends that to another process."""
+"""`send` of the HTTP server, set by the outermost middleware of its process. It is not in the scope
+because Serve's Python proxy, which has the same middleware, sends the scope to another process."""
 
 
 class PartsApp(Starlette):

@@ -17,7 +17,8 @@ HEADERS = (
     "x-opencode-session",
     "x-dynamo-session-id",
 )
-"""Headers with a session id: Codex, older Codex and pi, OpenCode (the next three), Dynamo."""
+"""Headers with a session id, in order of precedence: those of Codex, of older Codex and pi, of
+OpenCode (the next three), and of Dynamo."""
 MAX_LENGTH = 256
 """Maximum characters of an id; longer ones are cut off."""
 _IN_USER = "_session_"
@@ -51,7 +52,7 @@ def account_of_user(user: str) -> str:
 
 
 def _user_parts(user: str) -> tuple[str, str]:
-    """Account and session of a `user`; the session is empty if it has none.
+    """Account and session id in a `user` field; the session id is empty if there is none.
 
     Claude Code sends a JSON object with `session_id`, or `user_…_account_…_session_…`.
     """

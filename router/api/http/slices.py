@@ -17,7 +17,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class SharedItems:
-    """First items that several JSON arrays share, created and encoded once.
+    """Leading items shared by several JSON arrays, created and encoded only once.
 
     The first array must be written completely before the next starts.
 

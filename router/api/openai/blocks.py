@@ -80,7 +80,8 @@ class BlockWriter(ABC):
         """Whether the events of `begun` have been written."""
 
     def first(self) -> bytes:
-        """Empty: the first events include cached tokens, which are known with the first token."""
+        """Empty: the first events include the number of cached tokens, known only with the first
+        token."""
         return b""
 
     def ping(self) -> bytes:

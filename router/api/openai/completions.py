@@ -46,7 +46,8 @@ from worker.protocol.structured import StructuredOutputsParams
 from worker.protocol.text.truncation import Truncation
 
 LAST_TOKENS = 32
-"""Number of last prompt tokens searched for a marker that opens reasoning."""
+"""Number of tokens at the end of the prompt that are searched for a marker that starts reasoning.
+"""
 Body = TypeVar("Body", bound=CommonRequest)
 EMPTY: Mapping[str, str] = MappingProxyType({})
 NamesModel = TypeVar("NamesModel", bound="_NamesModel")
@@ -154,12 +155,12 @@ class CompletionRoutes:
             request: the HTTP request.
             read: decodes the body; runs in a thread if the body is large, as does `chat_of`.
             chat_of: converts the body to a chat; called if the API key may use the model.
-            num_bytes: size of the body.
+            num_bytes: size of the body in bytes.
             names: the client's field names where they differ from ChatRequest's.
 
         Raises:
-            ApiError: a field is invalid (reported by the client's name), or the chat cannot be run
-            now.
+            ApiError: a field is invalid (reported under the client's name), or no worker can run
+                the chat now.
         """
         arrived_at = asyncio.get_running_loop().time()
         account = self._account(request)
@@ -208,7 +209,7 @@ class CompletionRoutes:
         chat_of: Callable[[NamesModel], ChatRequest],
         names: Mapping[str, str],
     ) -> tuple[ChatRequest, ServedModel, ChatPrompt, ToolUse]:
-        """A chat's body, its model, its prompt before rendering, and its use of tools."""
+        """A chat's body, model, prompt before rendering, and use of tools."""
         given = read()
         model = account.permitted(self._gateway, given.model)
         body = chat_of(given)
@@ -301,7 +302,7 @@ class CompletionRoutes:
             num_prompts: number of prompts.
             echo: whether prompts are echoed.
             form: structured output required by tools; None if there is none.
-            names: the client's field names where they differ from these.
+            names: the client's field names where they differ from those of `body`.
 
         Raises:
             ApiError: a field is invalid, or the API key does not allow its value.
@@ -408,7 +409,7 @@ class CompletionRoutes:
 
 
 def request_id_of(request: Request) -> str:
-    """The client's X-Request-Id if it is printable and short, else a new id."""
+    """The client's X-Request-Id if it is printable and short; otherwise a new id."""
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
 
@@ -437,8 +438,10 @@ def _writer(
 
 
 def ignored_parts(gateway: Gateway, request: Request, api: str) -> Ignored:
-    """Counts ignored parts of requests. Unknown fields are also ignored if the client uses beta
-    features of an API, which add fields.
+    """Creates the handler of a request's ignored parts, which counts them.
+
+    Unknown fields are also ignored if the client uses beta features of an API, since these add
+    fields.
 
     Args:
         gateway: the gateway.
@@ -496,8 +499,8 @@ def _thinking(
 ) -> CheckedParams:
     """Adds sampling parameters required by the model's reasoning dialect.
 
-    With structured output or a budget, the reasoning that may precede it; for free text, the
-    dialect's end tokens.
+    For structured output or a budget, adds the tokens that delimit reasoning; for free text, the
+    dialect's stop tokens.
 
     Args:
         checked: the parameters.
@@ -530,8 +533,8 @@ def _feasible(
     """Checks a request against the workers' limits.
 
     Raises:
-        ApiError: 400 if no worker supports the sampling parameters, or one has rejected the
-        grammar.
+        ApiError: 400 if no worker supports the sampling parameters, or a worker has rejected the
+            grammar.
     """
     feasibility = Feasibility(sampling, names)
     raise_for_problem(feasibility.parameters(model.fleet.limits))

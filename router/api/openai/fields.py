@@ -1,4 +1,4 @@
-"""Known but unsupported body fields: ignored if they do not affect the result, else rejected."""
+"""Unsupported body fields: ignored if they do not affect the result, otherwise rejected."""
 
 from __future__ import annotations
 
@@ -203,13 +203,13 @@ def check_supported(
 def without_unknown(
     given: Mapping[str, Any], kind: type[msgspec.Struct], ignored: Ignored, where: str = ""
 ) -> dict[str, Any]:
-    """An object without the fields that `kind`, or a strict type within it, does not have.
+    """Removes the fields of an object that `kind`, or a strict type nested in it, does not have.
 
     Args:
         given: the object.
         kind: the type to which it will be converted.
         ignored: counts the removed fields.
-        where: prefix of their names, such as `thinking.`.
+        where: prefix of the removed fields' names, such as `thinking.`.
     """
     kept: dict[str, Any] = {}
     types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
@@ -229,7 +229,7 @@ def _ignore_hints(value: Any, ignored: Ignored | None) -> None:
     """Counts hints (retain, release, demote, prefetch, ...), which are not applied.
 
     Clients such as Claude Code set retention on all requests, so it does not indicate which blocks
-    to keep; in simulations of agents the session gate and the host tier had a larger effect.
+    to keep. In simulations of agents, the session gate and the host tier had a larger effect.
     """
     try:
         hints = msgspec.convert(value, analyzed(_KvHints))
@@ -241,7 +241,7 @@ def _ignore_hints(value: Any, ignored: Ignored | None) -> None:
 
 
 def _strict_type(kind: Any) -> type[msgspec.Struct] | None:
-    """The type of an optional field if it is a struct that forbids unknown fields, else None."""
+    """The type of an optional field if it is a struct that forbids unknown fields; None if not."""
     for option in (kind, *get_args(kind)):
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
             return option if option.__struct_config__.forbid_unknown_fields else None

@@ -14,14 +14,14 @@ from router.api.http.body import Payload
 from router.api.openai.values import CHUNK_BYTES, delimiting_quotes
 
 CUT_BYTES: Final = 1 << 22
-"""Minimum bytes of a text whose long strings are cut out before decoding. Decoding holds the GIL,
-so that all streams of the gateway halt, for 2 to 8 ms per MiB: up to 270 ms for the largest
+"""Minimum bytes of a JSON text whose long strings are cut out before decoding. Decoding holds the
+GIL, which stalls all streams of the gateway for 2 to 8 ms per MiB: up to 270 ms for the largest
 body."""
 LONG_BYTES: Final = 1 << 19
-"""Minimum bytes of a string in such a text that is decoded in pieces."""
+"""Minimum bytes of a string that is cut out and decoded in pieces."""
 _PIECE_BYTES: Final = 12 << 15
 """Bytes of a string decoded at a time: a multiple of 1, 2, 3, 4, 6 and 12, the lengths that a
-character may have, so that a cut through a run of equal characters is rarely within one."""
+character may have, so that cutting a run of equal characters rarely splits one."""
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB]")
 
 
@@ -45,7 +45,7 @@ class CutJson:
             self._cut()
 
     def num_bytes(self, part: memoryview) -> int:
-        """Size in bytes of a part of the skeleton in the original text."""
+        """Size in bytes that a part of the skeleton has in the original text."""
         octets = bytes(part) if self._marks else b""
         cut = (end - begin for mark, (begin, end) in self._marks.items() if mark.encode() in octets)
         return len(part) + sum(cut)
@@ -54,9 +54,9 @@ class CutJson:
         """The decoded text.
 
         Raises:
-            msgspec.DecodeError: it is not valid JSON.
-            UnicodeDecodeError: it is not valid UTF-8.
-            RecursionError: it is nested too deeply.
+            msgspec.DecodeError: the text is not valid JSON.
+            UnicodeDecodeError: the text is not valid UTF-8.
+            RecursionError: the text is nested too deeply.
         """
         value = msgspec.json.decode(self.skeleton)
         if not self._marks:
@@ -136,7 +136,7 @@ def _boundary(body: Payload, begin: int, cut: int) -> int:
 
 
 def _restored(value: Any, strings: dict[str, str]) -> Any:
-    """`value` with the long strings in it; its objects and lists are changed in place."""
+    """Puts the long strings back into `value`, whose objects and lists are changed in place."""
     if isinstance(value, str):
         return strings.get(value, value)
     if isinstance(value, list):

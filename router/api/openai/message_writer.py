@@ -29,7 +29,7 @@ class MessageWriter(ChatWriter):
         super().__init__(generation, **options)  # calls `usage`, which needs the parsers
 
     def _plain_text(self, completion: Completion, text: str) -> str | None:
-        """The content of the text if it is content only, else None."""
+        """The content of the text if it has neither reasoning nor calls; otherwise None."""
         return self._parsers[completion.spec.index].content_of(text)
 
     def _full_chunk(

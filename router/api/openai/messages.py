@@ -60,9 +60,9 @@ def chat_messages(
         messages: the client's messages.
         template: the model's chat template; None if there is none.
         ids: form of call ids that the template supports; other ids are replaced.
-        single_calls: whether the template supports only one call per message and no content next to
-            a call and reasoning: each call then becomes a message followed by its result, and
-            content becomes reasoning.
+        single_calls: whether the template supports only one call per message and no content
+            alongside a call and reasoning: each call then becomes a message followed by its
+            result, and content becomes reasoning.
 
     Raises:
         ApiError: 400 if there are no messages, or one has an unknown role, malformed content or
@@ -119,8 +119,8 @@ def _part(index: int, part: Any) -> str:
 def omitted(kind: str) -> str:
     """The text that replaces content other than text.
 
-    Rejecting it would end the session of a coding agent, which sends its history with each request:
-    images of screenshots, PDFs, and parts that only other servers understand.
+    Rejecting such content would end the session of a coding agent, which sends its history with
+    each request, including screenshots, PDFs, and parts that only other servers understand.
 
     Args:
         kind: type of the content in the client's API.
@@ -162,8 +162,8 @@ def _call(index: int, place: int, call: Any) -> dict[str, Any]:
 
 
 class _Arguments(dict[str, Any]):
-    """Arguments of a call, which are JSON in templates that print them or add them to a text, as
-    those of InternLM, Apertus and Phi-4-mini do."""
+    """Arguments of a call. Templates that print them or append them to a text (such as those of
+    InternLM, Apertus and Phi-4-mini) get JSON."""
 
     def __str__(self) -> str:
         return json.dumps(self, ensure_ascii=False)
@@ -189,7 +189,7 @@ def _arguments(arguments: Any) -> dict[str, Any]:
 
 
 def _decoded(text: str) -> Any:
-    """The decoded JSON, even if cut off, with NaN and infinities as strings; else the text."""
+    """The decoded JSON, even if cut off, with NaN and infinities as strings; otherwise the text."""
     with contextlib.suppress(msgspec.DecodeError, UnicodeError, RecursionError):
         return msgspec.json.decode(text)
     whole = mended(text)
@@ -285,8 +285,8 @@ class _Results:
                 self._by_id.setdefault(call_id, deque()).append(index)
 
     def take(self, call_id: Any) -> list[dict[str, Any]]:
-        """The first result with a call id, or the first one overall if it is None; empty if none is
-        left."""
+        """The first result with this call id, or the first one overall if the id is None; empty if
+        there is none left."""
         indices = self._by_id.get(call_id) if isinstance(call_id, str) else None
         while indices:
             index = indices.popleft()
@@ -300,7 +300,7 @@ class _Results:
 
 
 def _thought_before(message: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Reasoning and content of a message with calls, both as reasoning, by field."""
+    """Reasoning fields of a message with calls: its reasoning, with its content appended."""
     texts = [message.get(name) for name in names[:1]] + [message["content"]]
     text = "\n".join(text for text in texts if text)
     return dict.fromkeys(names, text) if text and names else {}
@@ -325,8 +325,8 @@ def _rename_reasoning(index: int, message: dict[str, Any], names: Sequence[str])
 
 
 def _with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with all leading system messages joined into one, as many templates accept only
-    one, at the beginning."""
+    """Joins all leading system messages into one, since many templates accept only a single system
+    message, at the beginning."""
     leading = [message for message in messages if message["role"] in LEADING]
     others = [message for message in messages if message["role"] not in LEADING]
     content = "\n\n".join(message["content"] for message in leading)

@@ -31,10 +31,10 @@ MAX_COMPLETIONS = 2048
 """Maximum completions of a request: prompts times n."""
 MAX_ENTRIES = 2**20
 """Maximum number of texts and tokens in a request's parameters, times its completions, since the
-engine copies some of them per completion. A million take 0.1 s and 50 MB."""
+engine copies some of them per completion. A million entries take 0.1 s and 50 MB."""
 MAX_STOP_CHARACTERS = 8192
-"""Maximum characters of all stop strings together, which are searched in each choice's text, and
-of all bad words together."""
+"""Maximum total characters of all stop strings, which are searched for in each choice's text. Also
+the maximum total characters of all bad words."""
 DEFAULT_COMPLETION_TOKENS = 16
 """Default max_tokens of /v1/completions, as in OpenAI's API."""
 RESERVED_TEMPLATE_NAMES = (
@@ -164,7 +164,8 @@ def check_echo(request: CompletionRequest) -> None:
 
 
 def check_num_completions(num_prompts: int, sampling: SamplingParams) -> None:
-    """Raises ApiError (400) if a request has too many completions or too large parameters."""
+    """Raises ApiError (400) if a request has too many completions, or too many values in
+    parameters."""
     n = sampling.n
     field = "n" if n > 1 else "prompt"
     if num_prompts * n > MAX_COMPLETIONS:

@@ -12,8 +12,10 @@ COMMENT = b": ping\n\n"
 
 
 class Pings:
-    """Sends pings while a stream waits for output: for a worker, in its queue, for the prompt to be
-    computed, or for the end of reasoning that is not shown.
+    """Sends pings while a stream has no output.
+
+    There is no output while a request waits for a worker or in a worker's queue, during prefill,
+    and during reasoning that is not shown.
 
     A ping is sent by a separate task, and only while the stream's task waits; the stream's task
     calls `finish` before it sends anything. The cost is one timer per stream, and two assignments
@@ -21,7 +23,7 @@ class Pings:
 
     Args:
         send: sends a ping, after the head of the stream if that has not been sent.
-        limits: times of pings.
+        limits: intervals of pings.
     """
 
     __slots__ = (
@@ -42,11 +44,11 @@ class Pings:
         self.is_waiting = True
         """Whether the stream's task waits for output."""
         self.sent_at: float | None = None
-        """Time of the last part on the event loop's clock; None before the first."""
+        """Event loop time at which the last part was sent; None before the first."""
         self.task: asyncio.Task[None] | None = None
         """Task that sends a ping; None once `finish` has awaited it."""
         self._first_at = self._loop.time() + limits.unplaced_ping_s
-        """Time of the first ping, if nothing is sent before it."""
+        """Event loop time of the first ping, if nothing is sent before it."""
         self._handle = self._loop.call_at(self._first_at, self._due)
 
     def accepted(self) -> None:

@@ -37,7 +37,7 @@ MAX_BAD_WORDS = 256
 MAX_CACHE_SALT = 1024
 """Maximum characters of a cache salt."""
 MAX_SHOWN_KEYS = 8
-"""Maximum number of wrong keys of an object that an error names."""
+"""Maximum number of invalid keys of an object that an error names."""
 MAX_SHOWN_CHARACTERS = 64
 """Maximum characters of each key that an error quotes."""
 
@@ -94,7 +94,7 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKENS)] | None = None
-    """Tokens whose log-probabilities are reported instead of those of the most likely ones."""
+    """Ids of the tokens whose log-probabilities are reported, instead of the most likely tokens."""
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = False
     include_stop_str_in_output: bool | None = False
@@ -113,7 +113,7 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     diffusion: dict[str, Any] | None = None
-    """Parameters of block diffusion models, see worker.protocol.diffusion."""
+    """Parameters of block diffusion models (see worker.protocol.diffusion)."""
 
 
 class ChatRequest(CommonRequest, kw_only=True, frozen=True):
@@ -141,7 +141,7 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     include_reasoning: bool | None = True
     """Whether responses include the reasoning."""
     thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
-    """Maximum tokens of reasoning, which then ends; None for no maximum."""
+    """Maximum reasoning tokens, after which reasoning is ended; None for no maximum."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -151,7 +151,7 @@ class CompletionRequest(CommonRequest, kw_only=True, frozen=True):
     """Body of /v1/completions."""
 
     prompt: str | list[Any]
-    """A text, texts, token ids, or lists of token ids."""
+    """A text, a list of texts, a list of token ids, or a list of such lists."""
     add_special_tokens: bool | None = True
     logprobs: int | None = None
     echo: bool | None = False
@@ -198,7 +198,7 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True, frozen=True):
 
     lora_name: Annotated[str, msgspec.Meta(min_length=1)]
     lora_int_id: int | None = None
-    """Ignored."""
+    """Ignored: adapters are identified by name."""
     model: str | None = None
     """Base model, if several models have adapters."""
 
@@ -221,8 +221,8 @@ def parse_body(
         ignored: handling of unknown fields; None rejects them.
 
     Raises:
-        ApiError: 400 for malformed JSON or too many values, and for a field that is missing,
-            unsupported or of the wrong type, which it names.
+        ApiError: 400 for malformed JSON, too many values, or a field that is missing,
+            unsupported or of the wrong type; the error names the field.
     """
     text = CutJson(body)
     check_num_values(text.skeleton)
@@ -239,7 +239,7 @@ def parse_body(
 
 
 def json_object(body: CutJson) -> dict[str, Any]:
-    """Decodes a body that is a JSON object. Raises ApiError (400) for others."""
+    """Decodes a body that must be a JSON object. Raises ApiError (400) if it is not."""
     try:
         fields = body.decode()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -252,7 +252,7 @@ def json_object(body: CutJson) -> dict[str, Any]:
 
 
 def wrong_at(where: str, problem: str) -> ApiError:
-    """A 400 for a value within a body.
+    """A 400 error for an invalid value within a body.
 
     Args:
         where: path of the value, such as `input[2].role`.
@@ -262,7 +262,7 @@ def wrong_at(where: str, problem: str) -> ApiError:
 
 
 def string_at(where: str, value: Any) -> str:
-    """A value within a body that must be a string. Raises ApiError (400; see `wrong_at`)."""
+    """Checks that a value within a body is a string. Raises ApiError (400; see `wrong_at`)."""
     if not isinstance(value, str):
         raise wrong_at(where, "must be a string")
     return value

@@ -30,7 +30,7 @@ PART: dict[str, object] = {"type": "http.response.body", "more_body": True}
 
 StreamWriter = ResponseWriter | BlockWriter
 Writer = StreamWriter | WholeWriter
-"""Writers of generations in the form of an API."""
+"""A writer that produces a generation's response in the format of an API."""
 
 
 class GenerationResponse(Response):
@@ -88,8 +88,11 @@ class GenerationResponse(Response):
             self._log(problem)
 
     async def _answer(self, scope: Scope, send: Send) -> str | None:
-        """Starts the generation and sends the response; returns the message of the error that was
-        sent instead, else None."""
+        """Starts the generation and sends the response.
+
+        Returns the message of the error that was sent instead of the response; None if there was
+        none.
+        """
         generation = self._generation
         problem: str | None = None
         try:
@@ -137,12 +140,17 @@ class GenerationResponse(Response):
         )
 
     async def _send_stream(self, stream: ClientStream, send_part: Send) -> str | None:
-        """Starts the generation and sends a stream; returns the message of an error before the
-        first output, else None. Raises ApiError if the head of the stream has not been sent.
+        """Starts the generation and sends a stream.
 
         Args:
             stream: the client.
             send_part: sends the parts between the head of the stream and its end.
+
+        Returns:
+            The message of an error before the first output; None if there was none.
+
+        Raises:
+            ApiError: an error occurred before the head of the stream was sent.
         """
         generation, pings = self._generation, None
         if self._has_pings:
@@ -297,7 +305,7 @@ class GenerationResponse(Response):
 
 
 def _failure(completion: Completion) -> ApiError:
-    """The client's error for a failed completion."""
+    """The error to send to the client for a failed completion."""
     rejection = completion.rejection
     if rejection is not None and rejection.status < 500:
         return rejected(rejection, completion.spec.feasibility.param(rejection.param))

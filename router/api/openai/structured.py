@@ -48,7 +48,7 @@ def check_grammar_sizes(body: CutJson) -> None:
     Decoding many megabytes would block all streams of this process for 0.1 s.
 
     Raises:
-        ApiError: 400 if one exceeds the maximum size of a grammar.
+        ApiError: 400 if a grammar exceeds the maximum size.
     """
     if body.num_bytes(memoryview(body.skeleton)) <= MAX_GRAMMAR_BYTES:
         return

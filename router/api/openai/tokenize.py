@@ -23,7 +23,8 @@ Body = TypeVar("Body", TokenizeRequest, DetokenizeRequest)
 class TokenRoutes:
     """Handlers of /tokenize and /detokenize, which run in the gateway.
 
-    Prompts may exceed the model's context length, since clients use these routes to find out.
+    Prompts may exceed the model's context length, since clients use these routes to check their
+    length.
 
     Args:
         gateway: the gateway of the models.

@@ -1,4 +1,4 @@
-"""ToolUse: functions that a chat's model may or must call. OutputParsing: parsing of its text."""
+"""ToolUse: functions that a chat's model may or must call. OutputParsing: parsing of its output."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class OutputParsing:
     """Format of reasoning and tool calls."""
     use: ToolUse
     is_thinking: bool
-    """Whether the prompt ends within reasoning; for harmony, at the start of a header."""
+    """Whether the prompt ends within reasoning (for harmony: at the start of a header)."""
     shows_thoughts: bool = True
     """Whether responses include the reasoning."""
 
@@ -85,7 +85,7 @@ class OutputParsing:
         Args:
             parser: parser of the completion.
             text: new text of the completion.
-            is_end: whether the completion ends with it.
+            is_end: whether the completion ends with this text.
         """
         pieces = parser.push(text)
         if is_end:
@@ -93,8 +93,8 @@ class OutputParsing:
         return (p for p in pieces if self.shows_thoughts or not isinstance(p, Thought))
 
     def num_thought_tokens(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
-        """Number of reasoning tokens: up to the marker that ends reasoning, or all if there is no
-        marker."""
+        """Number of reasoning tokens: those up to the marker that ends reasoning, or all tokens if
+        there is no marker."""
         if self.dialect.is_harmony:
             return num_thought_tokens(tokenizer, token_ids)
         thoughts = self.dialect.thoughts
@@ -183,12 +183,12 @@ def _form(tag: Mapping[str, Any]) -> StructuredOutputsParams:
 
 
 def given_tool(index: int, given: Mapping[str, Any], kind: type[T], ignored: Ignored) -> T:
-    """Converts a tool from another API's body to its type. Raises ApiError (400) if that fails.
+    """Converts a tool from another API's body to `kind`. Raises ApiError (400) if that fails.
 
     Args:
         index: index of the tool in the body.
         given: the tool.
-        kind: its type.
+        kind: type of the tool.
         ignored: handling of unknown fields.
     """
     if ignored.is_beta:
@@ -211,7 +211,7 @@ def unavailable_tools(names: Sequence[str]) -> str:
 def function_tool(
     name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None
 ) -> dict[str, Any]:
-    """A function in the form of chat `tools`; fields that are None are left out."""
+    """A function in the form of chat `tools`; fields that are None are omitted."""
     function = {
         "name": name,
         "description": description,

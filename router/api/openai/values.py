@@ -9,13 +9,13 @@ from router.api.http.body import Payload
 from router.errors import bad_request
 
 MAX_VALUES = 1 << 20
-"""Maximum values of a body: a prompt of a million token ids. Decoding that many numbers holds
-the GIL for 25 ms, and a string of one letter takes about 60 bytes. The 16 million values that
-fit into a body would block all streams for seconds."""
+"""Maximum values of a body: a prompt of a million token ids. Decoding that many numbers holds the
+GIL for 25 ms, and a string of one letter takes about 60 bytes of memory. The 16 million values
+that fit into a body would block all streams for seconds."""
 CONTAINER = 16
-"""Values that an object or a list counts as, by the time it takes to decode."""
+"""Number of values that an object or a list counts as, in proportion to its decoding time."""
 MEMBER = 4
-"""Values that a member of an object counts as, besides its value."""
+"""Number of values that a member of an object counts as, in addition to its value."""
 CHUNK_BYTES = 1 << 20
 """Bytes scanned at a time; about ten arrays of that size are in memory."""
 
@@ -41,7 +41,8 @@ def check_num_values(*texts: Payload) -> None:
 
 
 def num_values(body: Payload) -> int:
-    """Number of values as counted for the limit; numpy releases the GIL while counting."""
+    """Number of values in a JSON text as counted for the limit; numpy releases the GIL while
+    counting."""
     total, is_inside, is_escaped = 0, False, False
     for start in range(0, len(body), CHUNK_BYTES):
         data = np.frombuffer(body, np.uint8, min(CHUNK_BYTES, len(body) - start), start)

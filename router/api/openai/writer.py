@@ -73,7 +73,7 @@ class ResponseWriter(ABC):
     closing: bytes
     """JSON between a choice's text and its other fields."""
     choices_have_prompts: bool
-    """Whether each choice has its prompt's token ids, instead of once per response."""
+    """Whether the prompt's token ids are in each choice instead of once in the response."""
     headers: Sequence[tuple[bytes, bytes]] = ()
     """Additional headers of the response."""
 
@@ -138,7 +138,7 @@ class ResponseWriter(ABC):
         return self._full_chunk(completion, text, token_ids)
 
     def _plain_text(self, completion: Completion, text: str) -> str | None:
-        """The text of a chunk that consists only of text; else None."""
+        """The text of a chunk that consists only of text; otherwise None."""
         return text
 
     def last(self) -> bytes:
@@ -361,7 +361,7 @@ class TextWriter(ResponseWriter):
     closing = b""
     choices_have_prompts = True
     _scored: tuple[PromptBlocks, Rows | None] | None = None
-    """Prompt and its log-probabilities of the last written choice: choices of the same prompt are
+    """Prompt of the last written choice, and its log-probabilities: choices of the same prompt are
     consecutive."""
 
     def content(self, completion: Completion, text: str) -> dict[str, Any]:

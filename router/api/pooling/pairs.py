@@ -13,11 +13,11 @@ from worker.protocol.pooling import PoolingInfo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairs:
-    """Prompts, and which of them make up a pair."""
+    """The prompts with which pairs of texts are scored."""
 
     prompts: Sequence[Prompt]
     indices: Sequence[tuple[int, int]]
-    """Prompts of each pair, for embeddings; empty if each prompt is a pair."""
+    """Indices of the two prompts of each pair, for embeddings; empty if each prompt is a pair."""
     add_special_tokens: bool
     """Whether the tokenizer's special tokens are added."""
 
@@ -36,7 +36,8 @@ def pairs_of(
     """Pairs one text with several others, or texts with as many others.
 
     Args:
-        info: the model: scores are cosines of embeddings, logits of pairs, or answers to a prompt.
+        info: the model, which determines what a score is: the cosine of two embeddings, the
+            logit of a pair, or the answer to a prompt.
         first: queries.
         second: documents.
         instruction: instruction of the prompt; None for the model's.

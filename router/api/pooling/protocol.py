@@ -27,7 +27,7 @@ KNOWN = KnownFields(
         "truncation": UnsupportedField((False,), _TRUNCATED),
     },
 )
-"""Fields of these APIs that are not supported."""
+"""Fields of the pooling APIs that are not supported."""
 COHERE = KnownFields(
     KNOWN.ignored,
     {name: field for name, field in KNOWN.unsupported.items() if name != "truncate"},
@@ -35,19 +35,19 @@ COHERE = KnownFields(
 """Fields of /v2/embed that are not supported."""
 
 Format = Literal["float", "base64"]
-"""Form of a vector: JSON numbers, or little-endian float32 in base64."""
+"""Encoding of a vector: JSON numbers, or little-endian float32 in base64."""
 
 
 CohereFormat = Literal["float", "base64", "binary", "ubinary"]
-"""Form of a vector, or of its signs: one bit per dimension, 1 for values of at least 0, packed into
-signed or unsigned bytes."""
+"""Encoding of a vector, or of its signs: one bit per dimension, 1 for values of at least 0, packed
+into signed or unsigned bytes."""
 COHERE_PREFIXES: Mapping[str, Sequence[str]] = {
     "search_query": ("query",),
     "search_document": ("document", "passage", "corpus"),
     "classification": (),
     "clustering": (),
 }
-"""Names that checkpoints give to the prefixes of Cohere's types of input, in the order in which
+"""Names of prefixes in checkpoints for each of Cohere's input types, in the order in which
 sentence-transformers looks for them."""
 
 
@@ -60,8 +60,8 @@ class PooledRequest(msgspec.Struct, kw_only=True, frozen=True):
     slo: Slo | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=_MAX_TOKENS)] | None = None
-    """Maximum tokens of a prompt, special tokens included, to which longer ones are truncated; -1
-    for the model's maximum, None to reject prompts that exceed it."""
+    """Maximum tokens of a prompt, including special tokens; longer prompts are truncated. -1 for
+    the model's maximum; None to reject prompts that exceed the model's maximum."""
     truncation_side: Side | None = None
     """Side from which tokens are removed; None for right."""
 
@@ -70,7 +70,7 @@ class InputRequest(PooledRequest, kw_only=True, frozen=True):
     """Fields of routes with one vector per input."""
 
     input: str | list[Any]
-    """A text, texts, token ids, or lists of token ids."""
+    """A text, a list of texts, a list of token ids, or a list of such lists."""
     add_special_tokens: bool | None = True
 
 
@@ -83,7 +83,7 @@ class EmbeddingRequest(InputRequest, kw_only=True, frozen=True):
     normalize: bool | None = None
     """Whether to L2-normalize embeddings; None for the model's default."""
     prompt_name: str | None = None
-    """Prefix of the texts, by its name in the checkpoint; None for the default one."""
+    """Name in the checkpoint of the prefix for the texts; None for the default prefix."""
 
 
 class CohereEmbedRequest(PooledRequest, kw_only=True, frozen=True):
@@ -94,7 +94,7 @@ class CohereEmbedRequest(PooledRequest, kw_only=True, frozen=True):
     """Name of a prefix in the checkpoint, or one of COHERE_PREFIXES; None for the default
     prefix."""
     embedding_types: list[CohereFormat] | None = None
-    """Forms of the vectors, each of which is returned; None for float."""
+    """Encodings in which each vector is returned; None for float."""
     output_dimension: Annotated[int, Meta(ge=1)] | None = None
     """Number of leading dimensions to return; None for all."""
     truncate: Literal["NONE", "START", "END"] | None = None
@@ -114,22 +114,22 @@ class ClassifyRequest(InputRequest, kw_only=True, frozen=True):
     """Body of /classify."""
 
     use_activation: bool | None = True
-    """Whether probabilities are returned; if false, logits."""
+    """Whether to return probabilities instead of logits."""
 
 
 class PairRequest(PooledRequest, kw_only=True, frozen=True):
     """Fields of routes for pairs of texts."""
 
     max_tokens_per_query: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None = None
-    """Maximum tokens of a query, to which longer ones are truncated; None or 0 for all."""
+    """Maximum tokens per query; longer queries are truncated. None or 0 for no limit."""
     max_tokens_per_doc: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None = None
-    """Maximum tokens of a document, to which longer ones are truncated; None or 0 for all."""
+    """Maximum tokens per document; longer documents are truncated. None or 0 for no limit."""
     instruction: str | None = None
-    """Instruction of rerankers whose prompt has one; None for the model's default."""
+    """Instruction for rerankers whose prompt has one; None for the model's default."""
 
 
 class ScoreRequest(PairRequest, kw_only=True, frozen=True):
-    """Body of /score: one text with several, or pairs of texts."""
+    """Body of /score, which scores one text against several, or pairs of texts."""
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
@@ -140,7 +140,7 @@ class ScoreRequest(PairRequest, kw_only=True, frozen=True):
 
 
 class RerankDocument(msgspec.Struct, frozen=True):
-    """A document as an object."""
+    """A document given as an object."""
 
     text: str
 

@@ -73,7 +73,7 @@ class _Read(Generic[Body]):
     feasibility: Feasibility
     arrived_at: float
     num_bytes: int
-    """Size of the body."""
+    """Size of the body in bytes."""
 
 
 class PoolingRoutes:
@@ -166,7 +166,7 @@ class PoolingRoutes:
         )
 
     async def score(self, request: Request) -> GenerationResponse:
-        """POST /score: relevance of texts to others. Raises ApiError."""
+        """POST /score: scores of pairs of texts. Raises ApiError."""
         read = await self._read(request, ScoreRequest, _no_params, _DOCUMENTS)
         body = read.body
         first = _texts(body.text_1, body.queries, ("text_1", "queries"))
@@ -255,7 +255,7 @@ class PoolingRoutes:
     async def _shortened(
         self, read: _Read[Pairing], first: list[str], second: list[str]
     ) -> tuple[list[str], list[str]]:
-        """Queries and documents, truncated to the request's maximum of each. Raises ApiError."""
+        """Queries and documents, each truncated to the request's maximum. Raises ApiError."""
         check_num_prompts(max(len(first), len(second)), "documents")
         encoder, owner = read.model.encoder, read.account.name
         if maximum := read.body.max_tokens_per_query:
@@ -271,7 +271,7 @@ class PoolingRoutes:
         *,
         prefix: str = "",
     ) -> GenerationResponse:
-        """The response for a body with one vector per input; texts get the prefix."""
+        """The response for a body with one vector per input; the prefix is prepended to texts."""
 
         def work() -> Sequence[Prompt]:
             with renamed(_INPUT):
@@ -334,7 +334,8 @@ def _no_params(_: PooledRequest) -> PoolingParams:
 
 
 def _truncation(body: PooledRequest, longest: int) -> Truncation | None:
-    """The requested truncation; None for none. Raises ApiError (400) for an invalid maximum.
+    """The requested truncation; None if none is requested. Raises ApiError (400) for an invalid
+    maximum.
 
     Args:
         body: the body.
@@ -359,7 +360,7 @@ def _check_task(info: PoolingInfo, task: str, route: str) -> None:
 
 
 def _prefix(info: PoolingInfo, name: str | None) -> str:
-    """The prefix of that name. Raises ApiError (400) if the model has none."""
+    """The prefix with a name. Raises ApiError (400) if the model has none with that name."""
     prompts = dict(info.prompts)
     if name is None:
         return prompts.get(info.default_prompt, "")
@@ -370,7 +371,7 @@ def _prefix(info: PoolingInfo, name: str | None) -> str:
 
 
 def _cohere_prefix(info: PoolingInfo, input_type: str | None) -> str:
-    """The prefix for a type of input of Cohere's API. Raises ApiError (400) if the type is neither
+    """The prefix for an input type of Cohere's API. Raises ApiError (400) if the type is neither
     Cohere's nor the name of a prefix."""
     prompts = dict(info.prompts)
     if input_type is None:
@@ -383,7 +384,7 @@ def _cohere_prefix(info: PoolingInfo, input_type: str | None) -> str:
 
 
 def _truncating(body: CohereEmbedRequest) -> CohereEmbedRequest:
-    """The body with vLLM's fields for its `truncate`."""
+    """The body with vLLM's truncation fields set according to `truncate`."""
     if body.truncate == "NONE" or body.truncate_prompt_tokens is not None:
         return body
     side: Side = "left" if body.truncate == "START" else "right"
@@ -391,7 +392,7 @@ def _truncating(body: CohereEmbedRequest) -> CohereEmbedRequest:
 
 
 def _check_packable(kinds: Sequence[CohereFormat], size: int) -> None:
-    """Raises ApiError (400) if bits of vectors do not fill bytes."""
+    """Raises ApiError (400) if binary vectors are requested but dimensions do not fill bytes."""
     if size % 8 and not {"binary", "ubinary"}.isdisjoint(kinds):
         raise bad_request(
             f"binary and ubinary need a multiple of 8 dimensions, got {size}", "embedding_types"

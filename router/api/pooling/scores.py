@@ -11,7 +11,7 @@ from worker.protocol.pooling import Activation
 
 
 def activated(logits: Sequence[float], activation: Activation) -> list[float]:
-    """The scores of labels from their logits."""
+    """Computes the scores of labels from their logits."""
     if activation == "none":
         return list(logits)
     if activation == "sigmoid":
@@ -23,7 +23,7 @@ def activated(logits: Sequence[float], activation: Activation) -> list[float]:
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    """Cosine of the angle between two vectors; 0 if one is 0."""
+    """Cosine of the angle between two vectors; 0 if either vector is zero."""
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     lengths = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / lengths if lengths else 0.0

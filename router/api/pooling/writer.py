@@ -87,7 +87,7 @@ class VectorWriter(PooledWriter):
         response: properties of the response.
         kind: `object` of an item.
         name: name of the vector in an item.
-        encoding: form of the vectors.
+        encoding: encoding of the vectors.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class VectorWriter(PooledWriter):
 
 
 class CohereWriter(WholeWriter):
-    """Writes vectors in one or more forms, as Cohere's /v2/embed.
+    """Writes vectors in one or more encodings, as Cohere's /v2/embed does.
 
     Args:
         generation: the generation, with a vector per text.
         response: properties of the response.
         texts: the texts.
-        kinds: forms of the vectors.
+        kinds: encodings of the vectors.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class ClassWriter(PooledWriter):
         self._activation = response.info.activation if use_activation else "none"
 
     def items(self) -> Iterator[bytes]:
-        """The most likely label of each prompt, and the probabilities of all."""
+        """The most likely label of each prompt, and the probabilities of all labels."""
         for index, completion in enumerate(self.generation.completions):
             values = activated(vector(completion), self._activation)
             label = self.info.labels[values.index(max(values))]
@@ -181,8 +181,8 @@ class ScoreWriter(PooledWriter):
     Args:
         generation: the generation.
         response: properties of the response.
-        pairs: for a model with embeddings, the prompts of each pair by index; empty for others,
-            whose prompts are pairs.
+        pairs: for embedding models, the indices of the two prompts of each pair; empty for other
+            models, for which each prompt is a pair.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class ScoreWriter(PooledWriter):
 
 
 class RerankWriter(ScoreWriter):
-    """Writes documents by descending relevance, in the common form of Cohere, Jina and vLLM.
+    """Writes documents by descending relevance, in the format common to Cohere, Jina and vLLM.
 
     Args:
         generation: the generation.
@@ -239,7 +239,7 @@ class RerankWriter(ScoreWriter):
         return {"id": self.response.response_id, "model": self.response.model}
 
     def items(self) -> Iterator[bytes]:
-        """The most relevant documents; equally relevant ones in the order of the request."""
+        """The most relevant documents; equally relevant ones are in the order of the request."""
         ranked = sorted(enumerate(self.scores()), key=lambda pair: -pair[1])
         for index, score in ranked[: self._top_n]:
             item: dict[str, Any] = {"index": index, "relevance_score": score}
@@ -259,7 +259,7 @@ def _listed(items: Iterable[Any]) -> Iterator[bytes]:
 
 
 def _in_form(pooled: bytes, kind: CohereFormat) -> str | list[float] | list[int]:
-    """A vector of little-endian float32 in a form of Cohere's API."""
+    """Converts a little-endian float32 vector to an encoding of Cohere's API."""
     if kind == "base64":
         return base64.b64encode(pooled).decode()
     if kind == "float":
@@ -270,5 +270,5 @@ def _in_form(pooled: bytes, kind: CohereFormat) -> str | list[float] | list[int]
 
 
 def vector(completion: Completion) -> list[float]:
-    """The vector of a completion that has ended."""
+    """The vector of a finished completion."""
     return array("f", completion.pooled).tolist()

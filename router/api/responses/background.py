@@ -32,7 +32,7 @@ class EventLog:
         """Whether no more events will follow."""
         self._events = [] if events is None else events.split(END)[:-1]
         self._rest = b""
-        """Start of the next event."""
+        """Bytes of the next event so far."""
         self._news = asyncio.Event()
 
     def add(self, data: bytes) -> None:

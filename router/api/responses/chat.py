@@ -22,7 +22,7 @@ NAMES: Mapping[str, str] = {
     "response_format": "text.format",
     "structured_outputs": "text.format",
 }
-"""This API's name of each ChatRequest field that is named differently here."""
+"""This API's names for the ChatRequest fields that it names differently."""
 SAMPLING = (
     "temperature",
     "top_p",

@@ -13,11 +13,11 @@ from router.api.responses.tools import arguments_of, function_name
 
 ROLES = ("system", "developer", "user", "assistant")
 _OUTPUT = "_output"
-"""Suffix of the types of items that hold the result of a call."""
+"""Suffix of item types that hold the result of a call."""
 _CALL = "_call"
-"""Suffix of the types of items that hold a call."""
+"""Suffix of item types that hold a call."""
 _NOT_ARGUMENTS = ("type", "id", "call_id", "name", "namespace", "status")
-"""Fields of calls other than function calls that are not arguments of the tool."""
+"""Fields that are not arguments of the tool, in calls other than function calls."""
 
 Messages = list[dict[str, Any]]
 
@@ -25,8 +25,8 @@ Messages = list[dict[str, Any]]
 def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
     """The messages of `input`; reasoning, text and calls of a turn become one assistant message.
 
-    Calls of any tool that the client runs, and their results, become calls of a function. Items of
-    other types, such as searches of another server, become a note.
+    Calls of any tool that the client runs, and their results, become function calls and results.
+    Items of other types, such as searches by another server, become a note.
 
     Raises:
         ApiError: 400 if an item is malformed, or refers to one that is not in the input.
@@ -41,7 +41,7 @@ def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
 
 
 class _Items:
-    """Messages of the items so far."""
+    """The messages of the items added so far."""
 
     def __init__(self) -> None:
         self.messages: Messages = []
@@ -128,7 +128,7 @@ def _is_begun(message: Mapping[str, Any]) -> bool:
 
 
 def _thought(where: str, item: Mapping[str, Any]) -> str:
-    """Text of a reasoning item, or its summary; empty if it is only present encrypted."""
+    """Text of a reasoning item, or its summary; empty if the item only has encrypted content."""
     for name in ("content", "summary"):
         parts = item.get(name)
         if parts is not None and not isinstance(parts, list):
@@ -140,7 +140,7 @@ def _thought(where: str, item: Mapping[str, Any]) -> str:
 
 
 def _result(where: str, output: Any) -> str:
-    """Text of a call's result: a text, content parts, or any JSON of a tool of another kind."""
+    """Text of a call's result: a text, content parts or, for other kinds of tools, any JSON."""
     if output is None:
         raise wrong_at(where, "is missing")
     has_parts = isinstance(output, list) and all(

@@ -18,7 +18,8 @@ from worker.protocol.analyzed import analyzed
 METHOD = "responses"
 
 Operation = Literal["retrieve", "follow", "delete", "cancel", "messages"]
-"""retrieve: the response; follow: its events; messages: its conversation, to continue it."""
+"""Operations on a stored response: `retrieve` returns it, `follow` its events, and `messages` its
+conversation, which a new response continues."""
 
 
 class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,9 +30,9 @@ class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the API key, already checked by the gateway that received the request."""
     response_id: str
     after: int = -1
-    """follow: number of the last event that the client has received."""
+    """Number of the last event that the client has received, for `follow`."""
     field: str | None = None
-    """Body field that contains the id, for errors; None for the path."""
+    """Body field that contains the id, named in errors; None if the id is in the path."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -58,7 +59,7 @@ class Outcome:
 
 
 class ResponsePeers:
-    """Sends each operation to the gateway encoded in its response's id.
+    """Sends each operation to the gateway whose id is part of the response's id.
 
     That gateway runs the operation for the request's API key: responses of other keys are not
     found, regardless of the gateway that the client uses.
@@ -77,7 +78,7 @@ class ResponsePeers:
         """Runs an operation on this or another gateway.
 
         Raises:
-            ApiError: that of the operation; 404 if the response's gateway has exited; 503 if it
+            ApiError: the operation failed; 404 if the response's gateway has exited; 503 if it
                 cannot be reached.
         """
         gateway_id = gateway_of(call.response_id)

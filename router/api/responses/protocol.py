@@ -131,7 +131,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, frozen=True):
     prompt_cache_key: str | None = None
     user: str | None = None
     top_k: int | None = None
-    """Top-k; like the ChatRequest fields below, it is not in OpenAI's API."""
+    """Number of most likely tokens to sample from. Like the ChatRequest fields below, it is not in
+    OpenAI's API."""
     min_p: float | None = None
     seed: int | None = None
     frequency_penalty: float | None = None

@@ -1,4 +1,4 @@
-"""Response objects of the Responses API, and the stream of a prompt that is too long."""
+"""Response objects of the Responses API, and the events for a prompt that is too long."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def response_of(
 
     Args:
         body: the body of the request.
-        status: its status.
-        response_id: its id.
-        model: model name.
-        created: Unix time in seconds of the request.
+        status: status of the response.
+        response_id: id of the response.
+        model: model name in the response.
+        created: time of the request, in Unix seconds.
         temperature: sampling temperature.
         top_p: top-p of sampling.
         output: output items; empty before the end.
@@ -86,8 +86,8 @@ def overflow_events(
 ) -> bytes:
     """Events of a streamed response whose prompt exceeds the context length.
 
-    OpenAI's API reports it in the stream, with status 200. Codex compacts the conversation only
-    after `response.failed` with this code, OpenCode after the event `error` with it.
+    OpenAI's API reports this error in the stream, with status 200. Codex compacts the conversation
+    only after `response.failed` with this code, and OpenCode only after an `error` event with it.
     """
     common: dict[str, Any] = {
         "response_id": response_id,

@@ -46,8 +46,10 @@ from router.serving import Generation, ServedModel
 
 
 class ResponsesRoutes:
-    """Handlers of the Responses API. Each gateway stores the responses it created, per API key; any
-    gateway serves all of them, see ResponsePeers.
+    """Handlers of the Responses API.
+
+    Each gateway stores the responses it created, per API key. Any gateway serves all of them (see
+    ResponsePeers).
 
     Args:
         gateway: the gateway of the models.
@@ -121,7 +123,8 @@ class ResponsesRoutes:
         return await self._run(request, "follow" if is_stream else "retrieve", number)
 
     async def delete(self, request: Request) -> Response:
-        """DELETE /v1/responses/ID: deletes a response, aborting it if it runs. Raises ApiError."""
+        """DELETE /v1/responses/ID: deletes a response, aborting it if it is running. Raises
+        ApiError."""
         return await self._run(request, "delete")
 
     async def cancel(self, request: Request) -> Response:

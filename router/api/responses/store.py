@@ -34,7 +34,7 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the response counts as."""
+        """Number of bytes that count against the store's limit."""
         return len(self.response) + len(self.messages) + len(self.events or b"") + OVERHEAD
 
 
@@ -68,7 +68,7 @@ class ResponseStore:
         self.num_bytes = 0
         """Bytes of all responses."""
         self.num_entries = 0
-        """Number of all responses."""
+        """Number of responses of all keys."""
 
     @property
     def is_open(self) -> bool:
@@ -99,7 +99,8 @@ class ResponseStore:
         Args:
             owner: name of the key.
             response_id: id of the response.
-            field: body field that contains the id, for the error; None for the path.
+            field: body field that contains the id, named in the error; None if the id is in the
+                path.
 
         Raises:
             ApiError: 404 if the key has no such response here.
@@ -150,11 +151,11 @@ def gateway_of(response_id: str) -> str | None:
 
 
 def response_gone(response_id: str, field: str | None = None) -> ApiError:
-    """A 404: the gateway that stored the response has exited.
+    """A 404 error: the gateway that stored the response has exited.
 
     Args:
         response_id: id of the response.
-        field: body field that contains the id; None for the path.
+        field: body field that contains the id; None if the id is in the path.
     """
     why = "the gateway that stored it has exited"
     return _not_found(response_id, why, field)

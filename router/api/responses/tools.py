@@ -23,19 +23,19 @@ INPUT = "input"
 BEGUN = '{"input":"'
 """Start of the arguments of a custom tool's call."""
 _CHARACTERS = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+')
-"""The complete characters of a JSON string, before its end."""
+"""Pattern of the complete characters of a JSON string, without its end."""
 _HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
 """First half of a surrogate pair whose other half has not arrived."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientTool:
-    """A tool under the name that the client gave it."""
+    """A tool as the client named it."""
 
     kind: Literal["function", "custom"]
     name: str
     namespace: str | None = None
-    """The namespace that contains it; None if there is none."""
+    """The namespace that contains the tool; None if there is none."""
     grammar: str | None = None
     """Lark grammar of a custom tool's input; None for free text and patterns."""
 
@@ -47,7 +47,7 @@ class ClientTools:
     functions: list[dict[str, Any]] = field(default_factory=list)
     """The tools as functions of a chat."""
     by_name: dict[str, ClientTool] = field(default_factory=dict)
-    """The client's tools by the names of their functions."""
+    """The client's tools by function name."""
     unavailable: list[str] = field(default_factory=list)
     """Types of tools that only other servers run."""
 
@@ -66,8 +66,8 @@ class ClientTools:
     def forced_grammar(self, choice: str | Mapping[str, Any] | None) -> ClientTool | None:
         """The custom tool with a Lark grammar that the model must call; None if there is none.
 
-        A grammar describes the input itself, and calls contain it as a JSON string: it can only be
-        enforced on a completion that consists of the input alone.
+        A grammar describes the input itself, but calls contain the input as a JSON string. The
+        grammar can therefore only be enforced on a completion that consists of the input alone.
         """
         if not isinstance(choice, Mapping) or choice.get("type") != "custom":
             return None
@@ -120,7 +120,7 @@ def function_name(namespace: str, name: str) -> str:
 
 
 def arguments_of(text: str) -> str:
-    """Arguments, as JSON, of a custom tool's call with this input."""
+    """JSON arguments of a custom tool's call with this input."""
     return msgspec.json.encode({INPUT: text}).decode()
 
 
@@ -136,15 +136,15 @@ class InputText:
     def __init__(self) -> None:
         self._arguments: list[str] = []
         self._is_begun = False
-        """Whether the arguments have the usual form."""
+        """Whether the arguments have started in the usual form."""
         self._is_other = False
-        """Whether the arguments have another form."""
+        """Whether the arguments have a form other than the usual one."""
         self._rest = ""
         """Arguments that are not decoded yet."""
         self._text: list[str] = []
 
     def push(self, arguments: str) -> str:
-        """The input that further arguments complete; may be empty."""
+        """Returns the input decoded from further arguments; may be empty."""
         self._arguments.append(arguments)
         if self._is_other:
             return ""
@@ -166,14 +166,14 @@ class InputText:
         return text
 
     def end(self) -> str:
-        """The rest of the input, after the last arguments."""
+        """Returns the rest of the input, after the last arguments."""
         before = "".join(self._text)
         text = _sound(_input_of("".join(self._arguments)))
         return text[len(before) :] if text.startswith(before) else ""
 
 
 def escaped(text: str) -> str:
-    """A text as the inside of a JSON string."""
+    """Escapes a text for use inside a JSON string."""
     return msgspec.json.encode(text)[1:-1].decode()
 
 

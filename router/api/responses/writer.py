@@ -65,9 +65,9 @@ class ResponsesWriter(BlockWriter):
         self._dialect = dialect
         self._tools = tools
         self._forced = tools.forced_grammar(body.tool_choice)
-        """Custom tool of whose input the text consists; None if there is none."""
+        """Custom tool whose input is the entire text; None if there is none."""
         self._inputs: dict[int, InputText] = {}
-        """Inputs of custom tools by index of the block."""
+        """Inputs of custom tools by block index."""
         self._ended = ended
         self._created = int(time.time())
         self._num_events = 0
@@ -88,15 +88,17 @@ class ResponsesWriter(BlockWriter):
         return text
 
     def begun(self) -> bytes:
-        """response.created and response.in_progress, without output."""
+        """The events response.created and response.in_progress, without output."""
         response = self.response("in_progress")
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
     def idle(self) -> bytes:
-        """A comment. Every KEEPALIVE-th is an event `keepalive`, as OpenAI's API sends, because
-        Codex disconnects after 300 s without an event; others reject that event."""
+        """A comment, or every KEEPALIVE-th time a `keepalive` event, as in OpenAI's API.
+
+        Codex disconnects after 300 s without an event; other clients reject that event.
+        """
         self._num_idle += 1
         return self._event("keepalive") if self._num_idle % KEEPALIVE == 0 else COMMENT
 
@@ -134,7 +136,7 @@ class ResponsesWriter(BlockWriter):
         }
 
     def _take(self, piece: Piece) -> Iterator[bytes]:
-        """Adds a piece; text that a custom tool's grammar enforces is its input."""
+        """Adds a piece. Text that matches a custom tool's grammar becomes the input of a call."""
         if self._forced is None or not isinstance(piece, Content):
             yield from super()._take(piece)
             return
@@ -145,7 +147,7 @@ class ResponsesWriter(BlockWriter):
         yield from self._add("call", escaped(piece.text))
 
     def added(self, block: Block, text: str) -> bytes:
-        """The delta with text of an item, or arguments of a call."""
+        """The delta with the text of an item or the arguments of a call."""
         if (given := self._inputs.get(block.index)) is not None:
             return self._input_delta(block, given.push(text))
         fields: dict[str, Any] = {"delta": text}
@@ -205,8 +207,8 @@ class ResponsesWriter(BlockWriter):
         return events + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
-        """response.failed with the error, preceded by the first events if they are not written
-        yet."""
+        """The event response.failed with the error, preceded by the first events if they are not
+        written yet."""
         begun = b"" if self.is_begun else self.begun()
         return begun + self._event("response.failed", response=self.failed(error))
 
@@ -217,7 +219,7 @@ class ResponsesWriter(BlockWriter):
         return self._over(self.response(status))
 
     def failed(self, error: ApiError) -> dict[str, Any]:
-        """The response up to an error."""
+        """The failed response, with its output up to the error."""
         for _ in self.end_block():
             pass
         response = self.response("failed")
