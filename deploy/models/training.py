@@ -143,7 +143,7 @@ class Training(ABC, Generic[BatchT]):
 
     @abstractmethod
     def model_config(self) -> Qwen3Config:
-        """Shape of the model."""
+        """Configuration of the model."""
 
     @abstractmethod
     def batches(self, rng: Random) -> Iterator[BatchT]:
@@ -247,11 +247,11 @@ class CausalTraining(Training[Batch]):
     markers = MARKERS
 
     def model_config(self) -> Qwen3Config:
-        """See the base class."""
+        """Configuration of ``demo``."""
         return demo_config(self.tokenizer)
 
     def batches(self, rng: Random) -> Iterator[Batch]:
-        """See the base class."""
+        """Infinite batches of training conversations."""
         config = self.config
         return training_batches(
             rng, self.conversations(rng), self.tokenizer, config.batch_tokens, config.max_length
@@ -262,7 +262,7 @@ class CausalTraining(Training[Batch]):
         return training_conversations(rng)
 
     def summed_loss(self, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Sum of the cross-entropy over the batch's targets."""
         logits = _target_logits(self.model, batch)
         return functional.cross_entropy(logits, self.labels(batch), reduction="sum")
 
@@ -271,11 +271,11 @@ class CausalTraining(Training[Batch]):
         return batch.input_ids[:, 1:][batch.is_target[:, 1:]]
 
     def save_checkpoint(self) -> None:
-        """See the base class."""
+        """Writes all files that are needed for serving."""
         save_checkpoint(self.model, self.tokenizer, self.output)
 
     def accuracy(self, questions: list[Question]) -> dict[str, float]:
-        """See the base class."""
+        """Accuracy of the saved checkpoint's greedy answers by task family."""
         return accuracy_by_family(self.output, questions)
 
 
@@ -296,7 +296,7 @@ class ToolTraining(CausalTraining):
         return _loaded(self.start)
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:
-        """See the base class."""
+        """Infinite conversations, with and without functions."""
         return tool_conversations(rng, is_polishing=self.config.is_polishing)
 
     def save_checkpoint(self) -> None:
@@ -304,11 +304,12 @@ class ToolTraining(CausalTraining):
         save_checkpoint(self.model, self.tokenizer, self.output, TOOL_TEMPLATE)
 
     def questions(self) -> list[Question]:
-        """See the base class."""
+        """Held-out questions with and without functions."""
         return [*heldout_questions(), *tool_questions()]
 
     def write_questions(self) -> None:
-        """See the base class."""
+        """Writes the questions with and without functions to one file each, next to the
+        checkpoint."""
         write_questions(questions_path(self.output), heldout_questions())
         write_questions(tool_questions_path(self.output), tool_questions())
 
@@ -332,7 +333,7 @@ class DraftTraining(CausalTraining):
         return super().make_model() if start is None else _loaded(start)
 
     def model_config(self) -> Qwen3Config:
-        """See the base class."""
+        """Configuration of ``demo-draft``."""
         return draft_config(self.tokenizer)
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:

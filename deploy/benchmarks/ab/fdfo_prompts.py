@@ -38,8 +38,8 @@ def questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
 
 
 def questions_of(model: str) -> Path:
-    """Path of MODEL_heldout.jsonl. If it does not exist and the model is named demo-x, that of
-    demo."""
+    """Path of MODEL_heldout.jsonl; if it does not exist and the model is named demo-x, the path of
+    demo's questions."""
     folder = Path(model)
     names = (folder.name, folder.name.rpartition("-")[0])
     paths = [folder.with_name(f"{name}_heldout.jsonl") for name in names if name]

@@ -116,8 +116,8 @@ class SpeculativeOptions(Comparison):
     """Approximate duration of a turn without drafts, in seconds; doubled with one running
     request."""
     draft_model: str = field(default="", metadata={"flag": None})
-    """Draft model for held-out prompts, which n-grams cannot predict. If empty, they use the
-    engine's method, like all others."""
+    """Draft model for held-out prompts, which n-grams cannot predict. If empty, held-out prompts
+    use the engine's method, like all other prompts."""
 
     def __post_init__(self) -> None:
         if self.engine.speculative is None:

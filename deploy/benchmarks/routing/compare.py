@@ -78,8 +78,8 @@ class SimOptions:
 
 
 def run_router_sim(options: SimOptions) -> Result:
-    """Times to first token and hit rates by workload and router; checks rayfleet's ratios to the
-    best.
+    """Measures times to first token and hit rates by workload and router, and checks rayfleet's
+    ratios to the best router.
 
     Raises:
         ValueError: a workload is unknown.

@@ -178,7 +178,8 @@ class GatewaysRouter(SimulatedRouter):
         return self._owners[arrivals[0].request_id].place(arrivals)
 
     def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
-        """Records that a request was sent to its worker, as the worker's `ordinal`-th."""
+        """Records that a request was sent to its worker as that worker's request number
+        `ordinal`."""
         owner = self._owners[submit.request_id]
         owner.submitted(worker, submit, ordinal)
         self._frontends[worker.worker_id].submitted(submit, ordinal, owner)
@@ -195,7 +196,8 @@ class GatewaysRouter(SimulatedRouter):
 
 
 def run_gateways(options: GatewayOptions) -> Result:
-    """Times to first token and hit rates with one gateway and with several, and their ratios.
+    """Measures times to first token and hit rates with one gateway and with several, and their
+    ratios.
 
     Raises:
         ValueError: a workload is unknown.

@@ -55,7 +55,8 @@ class ValidateOptions:
 
 
 def run_validate(options: ValidateOptions) -> Result:
-    """Times to first token of both, and the relative error of the simulated mean."""
+    """Measures times to first token of the engine and of the simulated worker, and the relative
+    error of the simulated mean."""
     config = EngineConfig.of(
         model=options.model,
         max_num_seqs=_MAX_NUM_SEQS,

@@ -54,7 +54,7 @@ class Gemma4Router:
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the projection and both scales; `prefix` ends with a dot."""
+        """Weight slots of the projection and both scales; `prefix` ends with a dot."""
         yield from self._projection.weight_slots(prefix)
         for name, tensor in (
             ("scale", self._scale),
@@ -105,7 +105,7 @@ class ParallelExperts:
         return self._router.norm(), self._norms[1].norm()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the router, the experts and the norms; `prefix` is the layer's."""
+        """Weight slots of the router, the experts and the norms; `prefix` is the layer's."""
         yield from self._router.weight_slots(f"{prefix}router.")
         yield from self._experts.weight_slots(prefix)
         for name, norm in zip(self._norm_names, self._norms, strict=True):
@@ -161,7 +161,7 @@ class Gemma4Layer(PreNormLayer):
         self._scalar = torch.empty(1, dtype=options.dtype, device=options.device)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the layer; `prefix` ends with a dot."""
+        """Weight slots of the layer; `prefix` ends with a dot."""
         yield from super().weight_slots(prefix)
         if self._experts is not None:
             yield from self._experts.weight_slots(prefix)
@@ -283,7 +283,7 @@ class SharingModel(Gemma2ForCausalLM):
         return False
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Slots of all tensors that the checkpoint must hold."""
+        """Weight slots for all tensors that the checkpoint must contain."""
         yield from super().weight_slots()
         if self._per_layer is not None:
             yield from self._per_layer.weight_slots("model.")

@@ -1,5 +1,5 @@
 """Llama 4 (huggingface.co/meta-llama): chunked attention with rotary embedding in some layers, full
-attention without in the others; routed experts and a shared expert.
+attention without rotary embedding in the others; routed experts and a shared expert.
 
 Schema: `config/vendors/meta.py`.
 """

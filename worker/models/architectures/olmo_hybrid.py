@@ -31,8 +31,8 @@ class OlmoLinearLayer(PreNormLayer):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """The residual [T, hidden] after both blocks (in the last layer, of the tokens
-        `logits_indices` [S]), and None, since nothing remains to be added."""
+        """The residual after both blocks, [T, hidden] (in the last layer, [S, hidden] for the
+        tokens in `logits_indices`), and None, since nothing remains to be added."""
         hidden, residual = super().forward(hidden, residual, positions, ctx, logits_indices)
         assert residual is not None, "PreNormLayer returns a residual"
         return hidden + residual, None

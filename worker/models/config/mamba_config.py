@@ -11,7 +11,8 @@ from worker.models.config.schema import short
 _FP32_MAX = 3.4028234663852886e38
 
 GateOrder = Literal["gate first", "norm first", "no norm"]
-"""Order of the output gate and the norm over a group, or no norm."""
+"""Order in which the output gate and the norm over a group are applied, or that there is no
+norm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +33,7 @@ class MambaConfig:
     output_bias: bool = False
     order: GateOrder = "gate first"
     multipliers: tuple[float, ...] | None = None
-    """Factors of z, x, B, C and dt; None if there are none."""
+    """Factors applied to z, x, B, C and dt; None if there are none."""
 
     @property
     def widths(self) -> list[int]:

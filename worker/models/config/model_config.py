@@ -53,7 +53,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rotary_dim: int
-    """Number of leading dimensions of a head with rotary embedding."""
+    """Number of leading dimensions per head that have rotary embedding."""
     full_heads: HeadSizes | None = None
     """Heads of full-attention layers, if they differ from those of other layers."""
     layer_heads: tuple[int, ...] | None = None
@@ -76,7 +76,8 @@ class ModelConfig:
     """Sliding window per layer: number of tokens that a token attends to, including itself; None
     for full attention."""
     has_chunks: bool | None = None
-    """Whether attention is chunked: windows begin at multiples of their length. None if not."""
+    """True if attention is chunked, with windows that begin at multiples of their length; otherwise
+    None."""
     rotating: tuple[bool, ...] | None = None
     """Whether queries and keys have rotary embedding, per layer; None if all layers do, or if the
     family's class decides by the windows."""
@@ -122,14 +123,14 @@ class ModelConfig:
     extra: Mapping[str, Any] | None = None
     """Values of keys that only the family's class reads (`FamilyConfig.extra`)."""
     tensors: TensorNames | None = None
-    """Differing tensor names in this checkpoint; None if they are the family's."""
+    """Tensor names in this checkpoint that differ from the family's; None if none do."""
     pooling: PoolerConfig | None = None
     """How hidden states become a vector; None for a model that generates text."""
     mtp: MtpConfig | None = None
     """Head for multi-token prediction that the checkpoint may have; None if it is not supported for
     this family."""
     loads_mtp: bool = False
-    """Whether that head is loaded; otherwise its tensors are skipped."""
+    """Whether the MTP head is loaded; otherwise its tensors are skipped."""
 
     @classmethod
     def parse(

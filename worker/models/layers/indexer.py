@@ -57,7 +57,7 @@ class Indexer:
         self._scale = (config.head_dim * config.num_heads) ** -0.5
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all projections and of the norm; `prefix` ends with a dot."""
+        """Weight slots of all projections and of the norm; `prefix` ends with a dot."""
         for linear in (self._query, self._key, self._weights):
             yield from linear.weight_slots(prefix)
         yield from self._key_norm.weight_slots(f"{prefix}k_norm")
@@ -77,8 +77,8 @@ class Indexer:
         cache: KVCache,
         inputs: AttentionInputs,
     ) -> None:
-        """Writes the keys of a step's tokens to the cache, and selects the tokens that its queries
-        attend to.
+        """Writes the keys of a step's tokens to the cache, and selects the tokens that the step's
+        queries attend to.
 
         Args:
             hidden: [T, hidden].

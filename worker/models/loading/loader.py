@@ -50,8 +50,8 @@ class _Contents:
     """Tensors by file, as pairs of the name in the file and the family's name, in file order so
     that reads are sequential."""
     tied_file: Path | None
-    """File with an LM head that must equal the embedding, since the two are tied; otherwise
-    None."""
+    """File with an LM head that must equal the embedding, since the two are tied; None if there is
+    none."""
     tied_name: str
     """Name of the LM head's weight in that file."""
 
@@ -60,7 +60,7 @@ class Loadable(Protocol):
     """A model, or a head with its own checkpoint."""
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Slots of all tensors that the checkpoint must contain."""
+        """Weight slots for all tensors that the checkpoint must contain."""
         ...
 
     def process_after_loading(self) -> None:

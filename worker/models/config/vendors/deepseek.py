@@ -135,7 +135,7 @@ class DeepseekV3Config(LatentFamilyConfig):
         return grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
 
     def mtp(self) -> MtpConfig:
-        """The head after the last layer."""
+        """The MTP head, stored after the last layer."""
         return MtpConfig.after_layers(self.num_hidden_layers)
 
 
@@ -154,8 +154,8 @@ class DeepseekV32Config(DeepseekV3Config):
     rope_interleave: Yes = True
     n_group: Index = 8
     first_k_dense_replace: Index = -1
-    """-1 if missing: the dense layers are then taken from `mlp_layer_types`, or are the first three
-    if that is missing too."""
+    """Number of leading dense layers. If it is missing (-1), the dense layers are taken from
+    `mlp_layer_types`, or are the first three if that is missing too."""
     index_topk: Count = 2048
     index_head_dim: Count = 128
     index_n_heads: Count = 64

@@ -46,7 +46,7 @@ class InternLM3Config(FamilyConfig):
     bias: bool = False
 
     def biases(self) -> Biases:
-        """Biases, as set by their keys."""
+        """Biases as set in config.json."""
         return Biases(self.qkv_bias, self.bias, self.bias)
 
 

@@ -65,7 +65,7 @@ class ExaoneMoeConfig(Exaone4Config):
     num_shared_experts: Index = 1
     first_k_dense_replace: Index | None = None
     first_last_k_dense_replace: Index | None = None
-    """`first_k_dense_replace` in the first release."""
+    """Name of `first_k_dense_replace` in the first release."""
     is_moe_layer: list[bool] | None = None
     n_group: Index = 1
     topk_group: Index = 1

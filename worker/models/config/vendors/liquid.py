@@ -40,7 +40,7 @@ class _ConvolutionConfig(FamilyConfig):
         self.rms_norm_eps = self.norm_eps
 
     def divided(self) -> dict[str, int]:
-        """Channels of the convolutions."""
+        """The number of channels of the convolutions."""
         return {"the number of channels of convolutions": self.hidden_size}
 
 

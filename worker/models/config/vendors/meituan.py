@@ -12,8 +12,8 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes
 
 
 class LongcatFlashConfig(LatentFamilyConfig):
-    """LongCat-Flash: each of its layers counts as two layers here, in parallel with experts, some
-    of which do nothing."""
+    """LongCat-Flash: each layer of a checkpoint counts as a pair of layers here, in parallel with
+    experts, some of which return their input."""
 
     architecture = "LongcatFlashForCausalLM"
     model_types = ("longcat_flash",)
@@ -66,7 +66,7 @@ class LongcatFlashConfig(LatentFamilyConfig):
         )
 
     def mtp(self) -> MtpConfig:
-        """The head, whose layer is a single one, without experts."""
+        """The MTP head, which has a single layer without experts."""
         layer = "model.mtp.layers.0."
         return MtpConfig(
             layer=layer,

@@ -48,7 +48,7 @@ class PhiConfig(FamilyConfig):
         self.rms_norm_eps = self.layer_norm_eps
 
     def rotary_size(self) -> int:
-        """Number of leading dimensions of a head with rotary embedding."""
+        """Number of leading dimensions per head that have rotary embedding."""
         return rotary_size(self, self.rotary_dim)
 
     def biases(self) -> Biases:
@@ -89,7 +89,7 @@ class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
     model_types = ("phimoe",)
     implementation = "phimoe:PhimoeForCausalLM"
     harmless = ROUTER_KEYS | words("input_jitter_noise")
-    """Training noise."""
+    """Keys that only concern training."""
     extra_keys = ("router_jitter_noise",)
 
     max_position_embeddings: Count = 131072
@@ -102,8 +102,8 @@ class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
     num_local_experts: Count = 16
     num_experts_per_tok: Literal[2] = 2
     router_jitter_noise: Number = 0.01
-    """Used in inference, too: experts whose scores are below the best by more than twice this
-    fraction are ignored."""
+    """Fraction of the best score; experts whose scores are lower by more than twice this fraction
+    are ignored, in inference too."""
 
     def derive(self) -> None:
         """Converts `short_mscale` of LongRoPE to the factor of cosines and sines for sequences
@@ -122,7 +122,7 @@ class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
         setattr(self, key, {**table, "attention_factor": short})
 
     def moe(self) -> MoeConfig:
-        """Experts in all layers; the model class implements their choice."""
+        """Experts in all layers; the model class implements their selection."""
         return MoeConfig(
             num_experts=self.num_local_experts,
             top_k=self.num_experts_per_tok,

@@ -115,7 +115,7 @@ class KimiLinearConfig(LatentFamilyConfig):
         return (False,) * self.num_hidden_layers
 
     def divided(self) -> dict[str, int]:
-        """Heads of linear attention."""
+        """The number of heads of linear attention."""
         return {"the number of linear heads": self.linear_num_heads}
 
     def moe(self) -> MoeConfig:
