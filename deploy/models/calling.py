@@ -82,7 +82,7 @@ class Exchange:
     thought: str
     """Reasoning before the calls, or before the answer if there are none."""
     keys: tuple[str, ...] = ()
-    """Identities; see `Sample`."""
+    """Identities of the exchange; see `Sample.keys`."""
 
     def turns(self) -> tuple[Turn, ...]:
         """Turns as text, including markers."""
@@ -120,7 +120,8 @@ def written_results(results: tuple[str, ...]) -> str:
 
 
 def tool_conversations(rng: Random, *, is_polishing: bool = False) -> Iterator[Conversation]:
-    """Infinite conversations for the later phases, with and without functions, some with reasoning.
+    """Infinite stream of conversations for the later phases, with and without functions, some with
+    reasoning.
 
     Args:
         rng: random generator.

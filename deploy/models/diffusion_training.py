@@ -37,7 +37,7 @@ class DiffusionTraining(Training[DiffusionBatch]):
         return demo_diffusion_config(self.tokenizer)
 
     def batches(self, rng: Random) -> Iterator[DiffusionBatch]:
-        """Infinite batches of clean text and noisy copies of blocks."""
+        """Infinite stream of batches with clean text and noisy copies of blocks."""
         config = self.config
         return diffusion_batches(
             rng, self.tokenizer, config.batch_tokens, config.max_length, BLOCK_SIZE

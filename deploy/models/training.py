@@ -147,7 +147,7 @@ class Training(ABC, Generic[BatchT]):
 
     @abstractmethod
     def batches(self, rng: Random) -> Iterator[BatchT]:
-        """Infinite batches."""
+        """Infinite stream of batches."""
 
     @abstractmethod
     def summed_loss(self, batch: BatchT) -> Tensor:
@@ -251,14 +251,14 @@ class CausalTraining(Training[Batch]):
         return demo_config(self.tokenizer)
 
     def batches(self, rng: Random) -> Iterator[Batch]:
-        """Infinite batches of training conversations."""
+        """Infinite stream of batches of training conversations."""
         config = self.config
         return training_batches(
             rng, self.conversations(rng), self.tokenizer, config.batch_tokens, config.max_length
         )
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:
-        """Infinite conversations."""
+        """Infinite stream of training conversations."""
         return training_conversations(rng)
 
     def summed_loss(self, batch: Batch) -> Tensor:
@@ -296,7 +296,7 @@ class ToolTraining(CausalTraining):
         return _loaded(self.start)
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:
-        """Infinite conversations, with and without functions."""
+        """Infinite stream of training conversations, with and without functions."""
         return tool_conversations(rng, is_polishing=self.config.is_polishing)
 
     def save_checkpoint(self) -> None:

@@ -136,7 +136,7 @@ def _token_s(turn: Turn) -> float:
 
 
 def _busy_token_s(turn: Turn) -> float:
-    """Rank 0's seconds per generated token."""
+    """Rank 0's time per generated token, in seconds."""
     return sum(map(turn.growth, _RANK_TIMES)) / turn.num_tokens
 
 

@@ -17,7 +17,7 @@ _MOST_TOKENS = 160
 _COPIED = 8
 """Number of sentences to copy in one request."""
 _SENTENCE = re.compile(r"[A-Z][a-z]+(?: [a-z]+){6,}\.")
-"""Sentence of at least seven words; the demo model does not copy shorter ones."""
+"""Pattern of a sentence of at least seven words; the demo model does not copy shorter ones."""
 _NUM_RANDOM, _RANDOM_LENGTH = 256, 48
 _SEED = 3
 

@@ -60,11 +60,11 @@ class SimOptions:
     """Folder with Mooncake's conversation_trace.jsonl and synthetic_trace.jsonl; if not given,
     these workloads are skipped."""
     sweep: bool = True
-    """Also run each router that has settings with the best settings of a fixed grid, which are
-    selected with other seeds."""
+    """Also run each configurable router with the best settings of a fixed grid, selected with other
+    seeds."""
     resume: str = ""
-    """File to which each finished simulation is appended. Later runs of the same code reuse
-    them."""
+    """File to which the result of each finished simulation is appended. Later runs of the same code
+    reuse these results."""
     plot: str = ""
     """PNG file for the ratios of all routers; default: no plot."""
 

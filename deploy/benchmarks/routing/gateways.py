@@ -73,7 +73,8 @@ class _Frontend:
         self._streams = {id(gateway): (gateway, Attachment(_nothing)) for gateway in gateways}
 
     def submitted(self, submit: Submit, ordinal: int, owner: GatewayRouter) -> None:
-        """Sends a submit's load and prompt to all gateways except its own."""
+        """Sends the load and the prompt of a submitted request to all gateways except the one that
+        submitted it."""
         self._reserved.add([submit], ordinal)
         prompts = self._prompts.add([submit], ordinal)
         self._load = self._reserved.added_to(self._load)
@@ -83,7 +84,7 @@ class _Frontend:
         self._deliver()
 
     def reported(self, report: StepReport, owners: Mapping[str, GatewayRouter]) -> None:
-        """Sends a step to all gateways."""
+        """Sends a step report to all gateways."""
         self._prompts.apply(report.deltas)
         self._load = self._reserved.added_to(report.load)
         computed = self._prompts.take_computed()

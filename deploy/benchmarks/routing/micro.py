@@ -131,7 +131,7 @@ class _Rig:
             "event_us_per_block_of_512": self._events(512),
         }
         """Bytes per block, from the index's own count and from the process's resident memory, and
-        microseconds per block of an event."""
+        time per block of an event in microseconds."""
 
     def decisions(self) -> dict[str, float]:
         """Median decision times in microseconds, by prompt length."""

@@ -31,9 +31,9 @@ class Placement(NamedTuple):
     predicted_s: float = 0.0
     """Predicted seconds to the first token; 0 if the router makes no prediction."""
     sampled_blocks: bytes = b""
-    """Hashes for other gateways; see Submit."""
+    """Hashes of blocks of the prompt, for other gateways (see `Submit`)."""
     shared_block: int = 0
-    """Hash for other gateways; see Submit."""
+    """Hash of the last block of the longest cached prefix, for other gateways (see `Submit`)."""
 
 
 class SimulatedRouter(ABC):

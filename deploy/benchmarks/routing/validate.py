@@ -131,8 +131,8 @@ class _Engine(BenchEngine):
 
 
 def _arrivals(options: ValidateOptions, seed: int, rate: float) -> list[Arrival]:
-    """Requests with Poisson arrivals: a prefix from one of a few subjects, then a log-normal
-    length."""
+    """Requests with Poisson arrivals. A prompt consists of the prefix of one of a few subjects and
+    a log-normal number of other tokens."""
     random = np.random.default_rng(seed)
     subjects = random.integers(10, 2000, (_SUBJECTS, _PREFIX), dtype=np.int32)
     times = np.cumsum(random.exponential(1.0 / rate, options.requests))

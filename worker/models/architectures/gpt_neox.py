@@ -52,8 +52,8 @@ class TwoNormLayer(LlamaLayer):
 
 
 class GPTNeoXForCausalLM(StableLmForCausalLM):
-    """GPT-NeoX: a fused q, k and v tensor in checkpoints, grouped by head; rotary embedding in part
-    of each head."""
+    """GPT-NeoX: rotary embedding in part of each head; checkpoints have a fused QKV tensor, grouped
+    by head."""
 
     embedding_name: ClassVar[str] = "gpt_neox.embed_in"
     layers_name: ClassVar[str] = "gpt_neox.layers"

@@ -54,7 +54,7 @@ class GraniteLayer(LlamaLayer):
 
 
 class GraniteForCausalLM(DecoderModel):
-    """Granite 3, dense: embeddings are multiplied by `embedding_multiplier`, logits divided by
+    """Dense Granite 3: embeddings are multiplied by `embedding_multiplier`, logits are divided by
     `logits_scaling`."""
 
     def build_layer(self, index: int) -> PreNormLayer:

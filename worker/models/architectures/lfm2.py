@@ -126,7 +126,7 @@ class AttentionLayer(LlamaLayer):
 
 
 class Lfm2ForCausalLM(DecoderModel):
-    """LFM2, dense."""
+    """Dense LFM2."""
 
     norm_name: ClassVar[str] = "model.embedding_norm"
 

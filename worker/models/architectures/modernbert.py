@@ -87,7 +87,7 @@ class ModernBertLayer:
 
 
 class ModernBertModel(DecoderModel):
-    """ModernBERT."""
+    """ModernBERT: a bidirectional encoder with local attention in most layers."""
 
     embedding_name: ClassVar[str] = "embeddings.tok_embeddings"
     layers_name: ClassVar[str] = "layers"

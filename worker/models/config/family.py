@@ -112,7 +112,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     skipped: ClassVar[tuple[str, ...]] = ()
     """Name prefixes of tensors that a checkpoint may have and that are not loaded."""
     skipped_ends: ClassVar[tuple[str, ...]] = ()
-    """Name suffixes of such tensors."""
+    """Name suffixes of tensors that a checkpoint may have and that are not loaded."""
     renamed_ends: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Pairs of an alternative tensor-name suffix, used in some checkpoints, and the family's
     suffix."""

@@ -13,7 +13,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, only,
 
 
 class Ernie45Config(FamilyConfig):
-    """ERNIE 4.5, dense."""
+    """Dense ERNIE 4.5."""
 
     architecture = "Ernie4_5ForCausalLM"
     model_types = ("ernie4_5",)

@@ -28,7 +28,7 @@ NEXT_LAYERS = words("num_mtp_layers num_nextn_predict_layers")
 
 
 class DeepseekConfig(FamilyConfig, kw_only=True):
-    """DeepSeek MoE, the first release."""
+    """DeepSeek MoE, DeepSeek's first release with experts."""
 
     architecture = "DeepseekForCausalLM"
     model_types = ("deepseek",)

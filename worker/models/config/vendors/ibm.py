@@ -11,7 +11,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, No, Number, s
 
 
 class GraniteConfig(FamilyConfig):
-    """Granite 3, dense: embeddings, blocks, scores and logits are scaled."""
+    """Dense Granite 3: embeddings, blocks, scores and logits are scaled."""
 
     architecture = "GraniteForCausalLM"
     model_types = ("granite",)

@@ -45,7 +45,7 @@ class _ConvolutionConfig(FamilyConfig):
 
 
 class Lfm2Config(_ConvolutionConfig):
-    """LFM2, dense."""
+    """Dense LFM2."""
 
     architecture = "Lfm2ForCausalLM"
     model_types = ("lfm2",)

@@ -86,7 +86,7 @@ class QwenWindowsConfig(WindowedFamilyConfig):
 
 
 class Qwen2Config(QwenWindowsConfig):
-    """Qwen2 and Qwen2.5, dense."""
+    """Dense Qwen2 and Qwen2.5."""
 
     architecture = "Qwen2ForCausalLM"
     model_types = ("qwen2",)
@@ -110,7 +110,7 @@ class Qwen2Config(QwenWindowsConfig):
 
 
 class Qwen3Config(QwenWindowsConfig):
-    """Qwen3, dense. A checkpoint may have an MTP head in Qwen3.5's format."""
+    """Dense Qwen3. A checkpoint may have an MTP head in Qwen3.5's format."""
 
     architecture = "Qwen3ForCausalLM"
     model_types = ("qwen3",)
@@ -127,7 +127,7 @@ class Qwen3Config(QwenWindowsConfig):
 
 
 class SdarConfig(Qwen3Config):
-    """SDAR, dense: Qwen3 trained for block diffusion."""
+    """Dense SDAR: Qwen3 trained for block diffusion."""
 
     architecture = "SDARForCausalLM"
     model_types = ("sdar",)
@@ -312,7 +312,7 @@ class Qwen3NextConfig(_DeltaNet):
 
 
 class Qwen35Config(_DeltaNet):
-    """The language model of Qwen3.5, dense."""
+    """The language model of dense Qwen3.5."""
 
     architecture = "Qwen3_5ForCausalLM"
     model_types = ("qwen3_5_text",)

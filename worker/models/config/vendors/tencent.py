@@ -12,7 +12,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, RawCo
 
 
 class HunYuanDenseV1Config(FamilyConfig):
-    """Hunyuan, dense."""
+    """Dense Hunyuan."""
 
     architecture = "HunYuanDenseV1ForCausalLM"
     model_types: ClassVar[tuple[str, ...]] = ("hunyuan_v1_dense",)

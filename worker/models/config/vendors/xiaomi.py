@@ -220,8 +220,8 @@ class MiMoV2FlashConfig(FamilyConfig):
 
 
 class MiMoV2Config(MiMoV2FlashConfig):
-    """MiMo V2.5 and V2.5 Pro: MiMo V2 Flash, optionally with a fused q, k and v tensor. V2.5's
-    encoders for images, videos and audio are not loaded."""
+    """MiMo V2.5 and V2.5 Pro: MiMo V2 Flash, optionally with a fused QKV tensor. V2.5's encoders
+    for images, videos and audio are not loaded."""
 
     architecture = "MiMoV2ForCausalLM"
     model_types = ("mimo_v2", "mimo_v2_flash")

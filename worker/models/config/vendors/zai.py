@@ -15,7 +15,7 @@ from worker.models.config.vendors.deepseek import DeepseekV3Config, DeepseekV32C
 
 
 class GlmConfig(FamilyConfig):
-    """GLM-4, first release."""
+    """First release of GLM-4."""
 
     architecture = "GlmForCausalLM"
     model_types = ("glm",)
