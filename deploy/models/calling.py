@@ -30,8 +30,7 @@ _QUESTIONS: Final = {"single": 40, "parallel": 15, "none": 20, "result": 25}
 _SHARES: Final = {"functions": 0.42, "sums": 0.18, "plain": 0.4}
 """Shares of the kinds of conversations in the second phase. The last two are tasks of the first
 phase. Sums are forgotten first, and are so short that they make up only 1/20 of the tokens;
-functions make up 2/3.
-"""
+functions make up 2/3."""
 _POLISHING_SHARES: Final = {
     "functions": 0.14,
     "sums": 0.14,
@@ -40,8 +39,7 @@ _POLISHING_SHARES: Final = {
     "outside": 0.05,
 }
 """Shares in the third phase. Arbitrary words take longest to learn; the other kinds prevent
-forgetting. With a share of only 1/20 for functions, 1/8 of the correct calls were forgotten.
-"""
+forgetting. With a share of only 1/20 for functions, 1/8 of the correct calls were forgotten."""
 _THOUGHT_SHARE: Final = 0.12
 """Fraction of plain conversations, and of conversations with functions, that have reasoning."""
 _FAILURES: Final = (

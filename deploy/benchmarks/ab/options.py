@@ -69,7 +69,7 @@ class AdmissionOptions(Comparison):
     budget: int = 256
     """Maximum prompt tokens per step."""
     force_fifo_every: int = 8
-    """Under pack, one in this many admission rounds is fifo (`prefill_force_fifo_every`)."""
+    """Under pack, one in this many admission rounds uses fifo (`prefill_force_fifo_every`)."""
     seed: int = 0
     """Random seed of the prompts."""
 

@@ -1,8 +1,8 @@
 """Simulated router with the algorithm of sglang-router's cache_aware policy, version 0.3.2.
 
-Implemented from its description, not its code. The original matches characters, and evicts a
-worker's oldest prompts beyond 64 Mi characters. This router matches pages and evicts nothing, since
-simulations send less.
+It is implemented from the policy's description, not its code. The original matches characters, and
+evicts a worker's oldest prompts beyond 64 Mi characters. This router matches pages and evicts
+nothing, since simulations send less.
 """
 
 from __future__ import annotations

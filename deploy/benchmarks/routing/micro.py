@@ -71,7 +71,7 @@ class MicroOptions:
 
 
 def run_router_micro(options: MicroOptions) -> Result:
-    """Decision times in microseconds by fleet and index size, and their checks."""
+    """Measures decision times in microseconds by fleet and index size, and checks them."""
     rig = _Rig(options)
     figures = rig.decisions()
     result: Result = {"policy": options.routing_policy, **_row(options, figures, rig)}

@@ -39,7 +39,7 @@ class RayPrefixRouter(SimulatedRouter):
 
     Args:
         clock: clock of the simulation.
-        seed: seed of its random choices.
+        seed: seed of the router's random choices.
         settings: `request_router_kwargs`; empty uses Ray's defaults.
     """
 

@@ -104,8 +104,8 @@ class EagleHead:
     """Predicts the token after the next one: at position i, it reads hidden states of the model
     before some of its layers (taps), and the embedding of the token at position i + 1.
 
-    As in vLLM, the layer's keys and values belong to position i. Embedding and LM head are the
-    model's unless the checkpoint has its own.
+    As in vLLM, the layer's keys and values belong to position i. The head uses the model's
+    embedding and LM head unless its checkpoint has its own.
 
     Args:
         eagle: the head's configuration.

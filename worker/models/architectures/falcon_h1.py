@@ -79,7 +79,7 @@ class FalconH1Layer(PreNormLayer):
 
 
 class FalconH1ForCausalLM(DecoderModel):
-    """Falcon-H1: MLP gates and outputs, embeddings and logits are scaled as well."""
+    """Falcon-H1, which also scales MLP gates and outputs, embeddings and logits."""
 
     norm_name: ClassVar[str] = "model.final_layernorm"
 

@@ -28,7 +28,8 @@ class SandwichLayer(LlamaLayer):
     def after_mixer(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """MLP between two norms, after the norm of the attention output; as in PreNormLayer."""
+        """Runs the MLP between two norms, after the norm of the attention output, as in
+        PreNormLayer."""
         _, after_attention, before_mlp, after_mlp = self.norms
         hidden, residual = self.normed_feed_forward(before_mlp, hidden, residual, after_attention)
         return after_mlp.forward(hidden), residual

@@ -36,7 +36,7 @@ _BLOCK = 32
 _BIAS = 127
 """Exponent bias of stored scales (E8M0)."""
 _DRAWN_EXPONENT = 120
-"""Exponent of dummy scales, with which dummy weights are about as large as in other layers."""
+"""Exponent of dummy scales, chosen so that dummy weights are about as large as in other layers."""
 
 
 class GptOssForCausalLM(DecoderModel):

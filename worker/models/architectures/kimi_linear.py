@@ -1,5 +1,5 @@
-"""Kimi Linear (huggingface.co/moonshotai): three of four layers use linear attention (Kimi Delta
-Attention, arXiv 2510.26692), the others use latent attention without rotary embedding.
+"""Kimi Linear (huggingface.co/moonshotai): three out of four layers use linear attention (Kimi
+Delta Attention, arXiv 2510.26692); the others use latent attention without rotary embedding.
 
 Schema: `config/vendors/moonshot.py`.
 """

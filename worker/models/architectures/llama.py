@@ -98,8 +98,8 @@ class PreNormLayer:
         self._mixer = mixer
         self._fp8_mixer: tuple[Fp8Mixer, Fp8Inputs] | None = None
         self._fp8_mlp: tuple[Fp8FeedForward, Fp8Inputs] | None = None
-        """The feed-forward block and its FP8 input format if the norm before it quantizes; None for
-        other blocks and until the weights are packed."""
+        """The feed-forward block and its FP8 input format if the preceding norm quantizes its
+        output; None for other blocks and until the weights are packed."""
         self._mixer_name, self._mlp_name = mixer_name, mlp_name
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:

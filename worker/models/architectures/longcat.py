@@ -116,8 +116,8 @@ class SecondHalf(PreNormLayer):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output of MLP and experts, and the residual to which it has yet to be added; arguments
-        and shapes as in DecoderLayer."""
+        """Output of the MLP and the experts, and the residual to which it has yet to be added;
+        arguments and shapes as in DecoderLayer."""
         if logits_indices is not None:
             assert self._first.chosen is not None, "the first half runs before the second"
             inputs, choice = self._first.chosen

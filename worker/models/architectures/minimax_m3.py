@@ -51,7 +51,7 @@ class BlockIndexer:
         self._cos_sin = model.rotary_table(index)
         self._batch_invariant = options.batch_invariant
         self.keys = IndexKeys(blocks.head_dim, options.dtype)
-        """What the layer caches for the indexer."""
+        """Index keys that the layer caches."""
         first = options.group.rank * config.num_kv_heads // options.group.world_size
         queries = ColumnPart(
             name="index_q_proj",
@@ -105,8 +105,8 @@ class BlockIndexer:
         scale: float,
         value_scale: float,
     ) -> torch.Tensor:
-        """Attention of queries q [N, heads, head_dim] with index queries [N, heads, D], both of the
-        step's tokens that select blocks."""
+        """Attention of queries q [N, heads, head_dim] with index queries [N, heads, D], for the
+        tokens of the step that select blocks."""
         assert inputs.sparse is not None, "some tokens select blocks"
         assert cache.index_keys is not None, "the layer's specification has index keys"
         selection = select_blocks(

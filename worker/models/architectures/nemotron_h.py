@@ -231,7 +231,7 @@ class HeadBlocks:
 
 
 class NemotronHForCausalLM(DecoderModel):
-    """Nemotron-H and Nemotron 3: attention has no rotary embedding, MLPs are ungated."""
+    """Nemotron-H and Nemotron 3: attention has no rotary embedding, and MLPs are ungated."""
 
     embedding_name: ClassVar[str] = "backbone.embeddings"
     layers_name: ClassVar[str] = "backbone.layers"

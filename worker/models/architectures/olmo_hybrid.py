@@ -1,5 +1,5 @@
-"""OLMo Hybrid (huggingface.co/allenai): three of four layers use linear attention (gated delta net)
-with norms as in Llama, the others use OLMo 3's attention, possibly without rotary embedding.
+"""OLMo Hybrid (huggingface.co/allenai): three out of four layers use linear attention (gated delta
+net) with norms as in Llama; the others use OLMo 3's attention, possibly without rotary embedding.
 
 Schema: `config/vendors/ai2.py`.
 """

@@ -1,5 +1,5 @@
-"""Qwen3-Next, Qwen3.5 and 3.6 (huggingface.co/Qwen): three of four layers use linear attention
-(gated delta net, arXiv 2412.06464), the others use gated attention.
+"""Qwen3-Next, Qwen3.5 and 3.6 (huggingface.co/Qwen): three out of four layers use linear attention
+(gated delta net, arXiv 2412.06464); the others use gated attention.
 
 Schema: `config/vendors/qwen.py`.
 """

@@ -93,8 +93,8 @@ def mamba_head_dim(size: int, num_heads: int, head_dim: int | str, size_key: str
 
 
 def _number(value: Any) -> Any:
-    """A number in `time_step_limit`; transformers 5 writes infinity as an object, some checkpoints
-    as a number beyond FP32."""
+    """A number in `time_step_limit`. transformers 5 writes infinity as an object, and some
+    checkpoints write it as a number beyond the FP32 range."""
     if isinstance(value, float) and value > _FP32_MAX:
         return math.inf
     return math.inf if value in ({"__float__": "Infinity"}, "Infinity", "inf") else value

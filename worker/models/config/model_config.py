@@ -276,7 +276,7 @@ class ModelConfig:
         `num_layers`: per-layer lists get one more entry.
 
         Raises:
-            ValueError: heads of this family are not supported.
+            ValueError: MTP heads of this family are not supported.
         """
         mtp, names, moe, mla = self.mtp, self.tensors, self.moe, self.mla
         if mtp is None:
@@ -356,7 +356,7 @@ def load_model_config(
 def _read_family(
     raw: RawConfig, pooler: PoolerConfig | None
 ) -> tuple[FamilyConfig, TensorNames | None]:
-    """The schema of config.json, and differing tensor names in the checkpoint, if any."""
+    """The schema filled from config.json, and the checkpoint's differing tensor names, if any."""
     if pooler is None:
         return read_family(raw)
     if pooler.info.is_bidirectional:
@@ -367,7 +367,8 @@ def _read_family(
 
 
 def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
-    """The rotary embedding, and that of sliding-window layers if it differs, otherwise None."""
+    """The rotary embedding, and that of sliding-window layers; None for the latter if it is the
+    same."""
     raw, length = _keys(family), family.max_position_embeddings
     by_layer = bool(family.window_theta)
     if family.has_layer_shares and family.rope_parameters:

@@ -64,8 +64,8 @@ class MultimodalConfig:
     ignored: tuple[str, ...] = ()
     """Keys of text_config that are ignored, as in transformers."""
     text_type: str = ""
-    """`model_type` of the text model of checkpoints without text_config, whose keys are then at the
-    top level; empty if text_config is required."""
+    """`model_type` of the text model for checkpoints without text_config, which have its keys at
+    the top level; empty if text_config is required."""
 
     def text_config(self, raw: RawConfig) -> RawConfig:
         """The text model's config.json; raises ValueError if text_config is malformed, or the
@@ -139,7 +139,7 @@ VISION_AND_PROJECTOR = language_model_and("vision_tower", "multi_modal_projector
 
 
 def _of_text(rope: RawConfig) -> RawConfig:
-    """Rope parameters without mrope (multimodal rotary embedding): for text, its row, column and
-    time indices all equal the position."""
+    """Rope parameters without mrope (multimodal rotary embedding), whose row, column and time
+    indices all equal the position for text."""
     kept = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
     return {key: "default" if value == "mrope" else value for key, value in kept.items()}

@@ -36,7 +36,7 @@ _MODES: Mapping[str, PoolingType] = {
 }
 """Keys of sentence-transformers' pooling configuration."""
 _MODE_NAMES: Mapping[str, PoolingType] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
-"""Values of its key `pooling_mode`, which newer versions use."""
+"""Values of sentence-transformers' key `pooling_mode`, which newer versions use."""
 _LOWER: Mapping[str, PoolingType] = {
     name: kind for kind in _MODES.values() for name in (kind, kind.upper())
 }

@@ -56,8 +56,8 @@ class AttentionNames:
     """Whether q, k and v are one tensor that holds, for each KV head, the rows of its query heads,
     its key and its value."""
     num_groups: int = 0
-    """Number of head groups in such a tensor if scale blocks begin anew in each group; 0 for one
-    group per KV head without separate scale blocks."""
+    """Number of head groups in a grouped tensor whose scale blocks begin anew in each group; 0 if
+    there is one group per KV head and scale blocks do not begin anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -152,7 +152,7 @@ class Attention:
             self._query_parts * num_heads * head_dim,
             *(num_kv_heads * size for size in kept),
         ]
-        """Output features of q, k, v and the gate."""
+        """Numbers of output features of q, k, v and the gate."""
         if traits.names.gate:
             assert len(kept) == 2, "gates come after the values"
             self._widths.append(num_heads * (1 if traits.gates_heads else value_dim))
@@ -579,7 +579,7 @@ def _grouped_parts(
     per_group, kv_per_group = config.num_heads // num_groups, config.num_kv_heads // num_groups
     head_dim, value_dim = config.head_dim, config.value_dim or config.head_dim
     starts = [0, per_group * head_dim, (per_group + kv_per_group) * head_dim]
-    """Index of the first features of q, k and v in a group."""
+    """Indices of the first features of q, k and v in a group."""
     size = starts[2] + kv_per_group * value_dim
     parts = []
     for start, width, heads, first, each in (

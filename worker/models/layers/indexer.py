@@ -26,7 +26,7 @@ class Indexer:
     of the attention queries, and k and w from the hidden state. The Hadamard transform of the
     published kernels, which prepares q and k for FP8, cancels out in these dot products.
 
-    It is replicated on every rank, since all ranks must select the same tokens.
+    The indexer is replicated on every rank, since all ranks must select the same tokens.
 
     Args:
         config: the sparse attention.
@@ -47,7 +47,7 @@ class Indexer:
         self._config, self._cos_sin = config, cos_sin
         self._batch_invariant = options.batch_invariant
         self.keys = IndexKeys(config.head_dim, options.dtype)
-        """What the layer caches for the indexer."""
+        """Index keys that the layer caches."""
         queries = whole_part("wq_b", config.num_heads * config.head_dim)
         self._query = ColumnParallelLinear(q_rank, [queries], bias=False, options=options)
         keys = whole_part("wk", config.head_dim)

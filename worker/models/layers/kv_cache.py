@@ -86,8 +86,8 @@ class StateSpec:
     planes: tuple[StatePlane, ...]
     """Tensors that the state consists of."""
     inputs: tuple[StatePlane, ...] = ()
-    """What the layer computes from a token before it reads the state; shapes are per token. Kept
-    for drafts, which may be rejected (`kernels.states.Replay`)."""
+    """What the layer computes from a token before it reads the state; shapes are per token. These
+    inputs are kept for drafts, which may be rejected (`kernels.states.Replay`)."""
 
     @property
     def num_bytes(self) -> int:

@@ -30,7 +30,7 @@ class LinearModule(NamedTuple):
     """A linear layer and its location in the model."""
 
     layer: object
-    """The `Linear`; this file does not import the class."""
+    """The `Linear` layer, whose class this file does not import."""
     prefix: str
     """Prefix of the names of the layer's parts in a checkpoint."""
 

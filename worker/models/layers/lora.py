@@ -28,7 +28,7 @@ class LoraRows:
         """Sets the adapters of the next forward pass.
 
         Args:
-            tiles: the T tokens grouped by adapter; None if no token has one.
+            tiles: the T tokens grouped by adapter; None if no token has an adapter.
             num_tokens: T.
             selected: the same for the S tokens that the last layer computes (`logits_indices`),
                 indexed among these; None if it computes all tokens.
@@ -56,7 +56,7 @@ class LoraFactors:
 
     @property
     def num_bytes(self) -> int:
-        """Size of both, in bytes."""
+        """Size of `a` and `b`, in bytes."""
         return (self.a.numel() + self.b.numel()) * self.a.element_size()
 
 

@@ -38,7 +38,7 @@ from worker.models.layers.linear_method import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackedNames:
-    """Names in a checkpoint of two tensors with all of a layer's experts, unquantized."""
+    """Checkpoint names of two tensors that hold all of a layer's experts, unquantized."""
 
     gate_up: str = "experts.gate_up_proj"
     """Name of the gate and up projections [experts, 2 * size, hidden]."""

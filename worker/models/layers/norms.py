@@ -19,7 +19,7 @@ class HiddenNorm(ABC):
         weight: [size], unset.
         eps: added to the mean square, or to the variance.
         offset: added to the checkpoint's weight.
-        block_scale: factor of a block's output in the residual sum.
+        block_scale: factor applied to a block's output in the residual sum.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RMSNorm(HiddenNorm):
         eps: added to the mean square.
         options: options of the model's layers.
         offset: added to the checkpoint's weight; the result is kept in fp32.
-        block_scale: factor of a block's output in the residual sum.
+        block_scale: factor applied to a block's output in the residual sum.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ class PerLayerBlock:
         config: the model's configuration.
         options: options of the model's layers.
         size: size of a layer's embedding.
-        activate: gated activation, [T, 2 * size] of gate and e to [T, size].
+        activate: gated activation, which maps gate and e [T, 2 * size] to [T, size].
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class ModelAdapters:
 
     @property
     def modules(self) -> Collection[str]:
-        """Names of the projections that may have adapters, with the family's names."""
+        """The family's names of the projections that may have adapters."""
         return self._projections.keys()
 
     @property
@@ -155,7 +155,7 @@ class ModelAdapters:
         """Reads this rank's part of an adapter to host memory.
 
         Raises:
-            ValueError: the folder has no adapter for this model, or it is not supported.
+            ValueError: the folder has no adapter for this model, or the adapter is not supported.
             OSError: a file cannot be read.
         """
         config = read_peft_config(folder, self._max_rank)

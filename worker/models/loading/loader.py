@@ -259,7 +259,7 @@ def _fill_random(destination: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _blocks(contents: _Contents, slots: Mapping[str, Sequence[WeightSlot]]) -> Iterator[Block]:
-    """Blocks to read, file by file in the order of the file."""
+    """Blocks to read, file by file, in file order."""
     for path, names in contents.by_file.items():
         file = TensorFile(path)
         for name, internal_name in names:

@@ -101,8 +101,8 @@ class Gemma2Config(AlternatingFamilyConfig):
 
 
 class Gemma3Config(AlternatingFamilyConfig):
-    """The language model of Gemma 3: sliding windows in five of six layers, with a separate rotary
-    embedding, and QK norm."""
+    """The language model of Gemma 3: sliding windows in five out of six layers, with a separate
+    rotary embedding, and QK norm."""
 
     architecture = "Gemma3ForCausalLM"
     model_types = ("gemma3_text",)
@@ -277,8 +277,7 @@ class Gemma4Config(FamilyConfig, kw_only=True):
 
 
 class Gemma4UnifiedConfig(Gemma4Config, kw_only=True):
-    """The language model of Gemma 4 12B, which has no encoder for images and audio: Gemma 4,
-    dense."""
+    """The language model of Gemma 4 12B: dense Gemma 4, without an encoder for images and audio."""
 
     architecture = "Gemma4UnifiedForCausalLM"
     model_types = ("gemma4_unified_text",)

@@ -11,7 +11,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, 
 
 
 class _ConvolutionConfig(FamilyConfig):
-    """Keys of LFM2: most layers have a short convolution, the others have attention."""
+    """Keys of LFM2: most layers have a short convolution, and the others have attention."""
 
     layer_kinds = (FULL, LINEAR)
     kind_aliases: ClassVar[dict[str, str]] = {"conv": LINEAR}

@@ -28,7 +28,7 @@ class LongcatFlashConfig(LatentFamilyConfig):
     ffn_hidden_size: Count = 12288
     num_attention_heads: Count = 64
     num_hidden_layers: Layers = 0
-    """Twice `num_layers`."""
+    """Number of layers: twice `num_layers`."""
     num_layers: Layers = 28
     max_position_embeddings: Count = 131072
     rms_norm_eps: Number = 1e-5

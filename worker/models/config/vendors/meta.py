@@ -105,7 +105,7 @@ class Llama4Config(FamilyConfig):
     attn_scale: Number = 0.1
 
     def has_qk_norm(self) -> bool:
-        """False: heads are normalized without weights."""
+        """Always False, since heads are normalized without weights."""
         return False
 
     def layer_kind(self, index: int) -> str:

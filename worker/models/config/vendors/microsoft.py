@@ -106,8 +106,8 @@ class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
     are ignored, in inference too."""
 
     def derive(self) -> None:
-        """Converts `short_mscale` of LongRoPE to the factor of cosines and sines for sequences
-        within the original length."""
+        """Converts `short_mscale` of LongRoPE to the factor applied to cosines and sines for
+        sequences within the original length."""
         key = "rope_scaling" if self.rope_scaling else "rope_parameters"
         table = dict(getattr(self, key) or {})
         short, long = table.pop("short_mscale", None), table.pop("long_mscale", None)

@@ -189,7 +189,7 @@ class MiniMaxM3Config(FamilyConfig):
         self.index_topk_blocks = sparse.sparse_topk_blocks
 
     def block_sparse(self) -> BlockSparseConfig:
-        """Block-sparse attention, in the layers of that type."""
+        """Block-sparse attention, in the layers whose type it is."""
         return BlockSparseConfig(
             block_size=self.index_block_size,
             num_blocks=self.index_topk_blocks,

@@ -25,8 +25,8 @@ class _LinearAttention(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KimiLinearConfig(LatentFamilyConfig):
-    """Kimi Linear: linear attention (KDA) in three of four layers, latent attention without rotary
-    embedding in the others."""
+    """Kimi Linear: linear attention (KDA) in three out of four layers, latent attention without
+    rotary embedding in the others."""
 
     architecture = "KimiLinearForCausalLM"
     model_types = ("kimi_linear",)

@@ -67,7 +67,7 @@ class NemotronHConfig(FamilyConfig):
     mtp_hybrid_override_pattern: str | None = None
     """Types of the blocks of the MTP head, as in `hybrid_override_pattern`."""
     mtp_layers_block_type: list[str] | None = None
-    """The same types as a list; by default, attention and experts."""
+    """Types of the blocks of the MTP head, as a list; by default, attention and experts."""
     head_dim: Count | None = 128
     num_key_value_heads: Count | None = 8
     intermediate_size: Count = 21504

@@ -65,8 +65,8 @@ class QwenConfig(FamilyConfig):
 
 
 class QwenWindowsConfig(WindowedFamilyConfig):
-    """Keys of Qwen's sliding windows: in the layers that `layer_types` lists, or starting with
-    layer `max_window_layers`."""
+    """Keys of Qwen's sliding windows, which are in the layers that `layer_types` lists, or start
+    with layer `max_window_layers`."""
 
     layer_kinds = (FULL, SLIDING)
 

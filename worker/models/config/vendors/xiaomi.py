@@ -64,7 +64,7 @@ class MiMoV2FlashConfig(FamilyConfig):
     v_head_dim: Count = 128
     swa_num_attention_heads: Count | None = None
     swa_num_key_value_heads: Count | None = None
-    """Twice `num_key_value_heads` if it is missing."""
+    """KV heads of sliding-window layers; if missing, twice `num_key_value_heads`."""
     swa_head_dim: Count | None = None
     swa_v_head_dim: Count | None = None
     rms_norm_eps: Number = 1e-5

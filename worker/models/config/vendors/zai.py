@@ -137,7 +137,8 @@ class GlmMoeDsaConfig(DeepseekV32Config):
     """Kind of each layer: "full" if it has an indexer, "shared" if it reuses the selection of the
     preceding layer."""
     index_topk_pattern: str | list[str] | None = None
-    """The same kinds as a list, or as a string of F and S; read if `indexer_types` is missing."""
+    """Kind of each layer, as in `indexer_types` or as a string of F and S; read if `indexer_types`
+    is missing."""
     index_topk_freq: Index = 1
     """Period of "full" layers after the leading ones; read if both lists are missing."""
     index_skip_topk_offset: Index = 2
