@@ -1,4 +1,4 @@
-"""Training runs: Muon for matrices, AdamW for everything else, bf16 autocast on CPU."""
+"""Training runs: Muon for matrices, AdamW for everything else, and bf16 autocast on CPU."""
 
 from __future__ import annotations
 

@@ -147,7 +147,8 @@ class _Maker:
 
     @property
     def linear_sizes(self) -> list[tuple[int, int]]:
-        """Output and input features of a layer's linear projections and of the LM head."""
+        """Numbers of output and input features of a layer's linear projections and of the LM
+        head."""
         s = self._shape
         attention = (s.q_heads + 2 * s.kv_heads) * s.head_dim
         return [

@@ -62,7 +62,7 @@ class GatewayOptions:
 
 
 class _Frontend:
-    """A worker's frontend: the streams of all gateways."""
+    """A worker's frontend, which has an attach stream to each gateway."""
 
     def __init__(self, worker: SimWorker, gateways: Sequence[GatewayRouter], now: float) -> None:
         self._worker = worker

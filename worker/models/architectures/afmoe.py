@@ -1,4 +1,5 @@
-"""Trinity (huggingface.co/arcee-ai): gated attention, norms before and after each block, experts.
+"""Trinity (huggingface.co/arcee-ai): gated attention, norms before and after each block, and
+experts.
 
 Schema: `config/vendors/arcee.py`.
 """

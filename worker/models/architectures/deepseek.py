@@ -345,8 +345,8 @@ def _indexer(model: DecoderModel, index: int) -> Indexer | None:
 
 def _expansion(mla: MlaConfig, num_heads: int, options: LayerOptions) -> Expansion | None:
     """Sizes of a rank's keys and values for prompts in expanded form. None if prompts are never
-    expanded: with sparse attention, and in batch-invariant mode, since the choice depends on chunks
-    and prefixes."""
+    expanded: this is the case with sparse attention, and in batch-invariant mode, where the choice
+    must not depend on chunks and prefixes."""
     if mla.indexer is not None or options.batch_invariant:
         return None
     return Expansion(

@@ -330,7 +330,7 @@ class SharingModel(Gemma2ForCausalLM):
 
 
 class Gemma4ForCausalLM(SharingModel):
-    """Gemma 4: sliding-window and full-attention layers, norms of q, k and v, soft-capped
+    """Gemma 4: sliding-window and full-attention layers, norms of q, k and v, and soft-capped
     logits."""
 
     def build_layer(self, index: int) -> Gemma4Layer:

@@ -1,4 +1,4 @@
-"""GLM-4 (huggingface.co/zai-org), first release and 0414.
+"""GLM-4 (huggingface.co/zai-org): the first release, and GLM-4-0414.
 
 Schema: `config/vendors/zai.py`.
 """
@@ -37,7 +37,7 @@ class SandwichLayer(LlamaLayer):
 
 class Glm4ForCausalLM(DecoderModel):
     """GLM-4-0414: norms before and after each block, interleaved rotary embedding in half of each
-    head, fused gate and up projections."""
+    head, and fused gate and up projections."""
 
     def build_layer(self, index: int) -> SandwichLayer:
         """Builds a layer; all layers have the same structure."""

@@ -23,7 +23,7 @@ _NAMES = AttentionNames(
 
 
 class BailingMoeV2ForCausalLM(Qwen3MoeForCausalLM):
-    """Ling 2 and LLaDA 2: QK norm, rotary embedding in part of each head, a fused QKV tensor,
+    """Ling 2 and LLaDA 2: QK norm, rotary embedding in part of each head, a fused QKV tensor, and
     grouped expert selection."""
 
     embedding_name: ClassVar[str] = "model.word_embeddings"

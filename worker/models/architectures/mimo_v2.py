@@ -1,5 +1,5 @@
 """MiMo V2 (huggingface.co/XiaomiMiMo): value heads narrower than key heads, attention sinks in
-sliding-window layers, experts.
+sliding-window layers, and experts.
 
 Schema: `config/vendors/xiaomi.py`.
 """

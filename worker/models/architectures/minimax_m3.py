@@ -229,8 +229,8 @@ class BlockSparseAttention(Attention):
 
 
 class MiniMaxM3ForCausalLM(DecoderModel):
-    """MiniMax-M3: per-head QK norm, rotary embedding in part of each head; norms multiply by
-    1 + weight."""
+    """MiniMax-M3: per-head QK norm, and rotary embedding in part of each head; norms multiply by 1
+    + weight."""
 
     norm_offset: ClassVar[float] = 1.0
 

@@ -14,8 +14,8 @@ class EncoderConfig(FamilyConfig):
     base: ClassVar[str]
     """Prefix of tensor names in checkpoints that have a head."""
     has_pair_types: ClassVar[bool] = False
-    """Whether the second text of a pair has a different token type, and the classification head
-    includes the encoder's `pooler`."""
+    """Whether the second text of a pair has a different token type, and whether the classification
+    head includes the encoder's `pooler`."""
 
 
 class BertConfig(EncoderConfig):

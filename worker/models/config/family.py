@@ -36,8 +36,8 @@ from worker.models.config.schema import (
 )
 
 Layers = Annotated[int, Meta(ge=1, le=10_000)]
-"""Number of layers. The limit is eighty times as many layers as any released model has. It bounds
-the memory of per-layer lists even if config.json specifies a huge number."""
+"""Number of layers. The limit, eighty times the number of layers of any released model, bounds the
+memory of per-layer lists even if config.json specifies a huge number."""
 FULL, SLIDING, CHUNKED, LINEAR = (
     *("full_attention", "sliding_attention"),
     *("chunked_attention", "linear_attention"),
@@ -108,7 +108,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_k_key: ClassVar[str] = "num_experts_per_tok"
     """Key of the number of experts per token, for messages."""
     skips_next_layers: ClassVar[bool] = False
-    """Whether a checkpoint may have layers for multi-token prediction, which are skipped."""
+    """Whether a checkpoint may have multi-token prediction layers, which are skipped."""
     skipped: ClassVar[tuple[str, ...]] = ()
     """Name prefixes of tensors that a checkpoint may have and that are not loaded."""
     skipped_ends: ClassVar[tuple[str, ...]] = ()
@@ -259,8 +259,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
     def next_layers(self) -> int:
-        """Number of layers for multi-token prediction that a checkpoint may have after the
-        others."""
+        """Number of multi-token prediction layers that a checkpoint may have after the others."""
         return int(self.skips_next_layers)
 
     def mtp(self) -> MtpConfig | None:

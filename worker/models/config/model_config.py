@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """Configuration of one checkpoint: sizes, rotary embedding, biases, limits, EOS tokens."""
+    """Configuration of one checkpoint: sizes, rotary embedding, biases, limits and EOS tokens."""
 
     architecture: str
     folder: Path
@@ -483,8 +483,8 @@ def _with_skipped_tensors(
     family: FamilyConfig,
     quantization: QuantizationConfig | None,
 ) -> TensorNames | None:
-    """Adds further tensors to skip or rename: those of the family, layers for multi-token
-    prediction, and those of the quantization format."""
+    """Adds further tensors to skip or rename: those of the family, of multi-token prediction
+    layers, and of the quantization format."""
     skipped = family.skipped_tensors()
     if skipped:
         names = names or TensorNames()

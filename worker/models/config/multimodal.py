@@ -19,7 +19,7 @@ class TensorNames:
     renamed_ends: tuple[tuple[str, str], ...] = ()
     """Name suffixes in the checkpoint and the family's; all matches are applied in turn."""
     skipped: tuple[str, ...] = ()
-    """Name prefixes, the checkpoint's or the family's, of tensors that are not loaded."""
+    """Prefixes, of the checkpoint's or the family's names, of tensors that are not loaded."""
     skipped_ends: tuple[str, ...] = ()
     """Name suffixes of tensors that are not loaded."""
 

@@ -28,7 +28,8 @@ _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Supported data types, as safetensors names them."""
 _MOST_PATTERN_CHARS = 256
 _MOST_QUANTIFIERS = 3
-"""Maximum length of a pattern and number of its quantifiers, which bounds the matching time."""
+"""Maximum length of a pattern, and maximum number of its quantifiers; both bound the matching
+time."""
 
 _IGNORED = frozenset(
     {

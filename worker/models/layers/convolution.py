@@ -74,7 +74,7 @@ class ShortConvolution:
                 )
 
     def process_after_loading(self) -> None:
-        """Orders the loaded weights by input."""
+        """Transposes the loaded weights, so that the inputs come before the channels."""
         self._weight = torch.stack(self._weight.unbind(1))
 
     def forward(self, x: torch.Tensor, states: torch.Tensor, rows: StateRows) -> torch.Tensor:

@@ -54,7 +54,7 @@ class MoeNames:
 
     router: str = "gate"
     bias: str = "gate.expert_bias"
-    """Name of the router's bias per expert."""
+    """Name of the router's per-expert bias."""
     bias_is_matrix: bool = False
     """Whether the bias is [1, experts] in a checkpoint."""
     experts: str = "experts"

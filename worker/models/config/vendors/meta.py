@@ -113,7 +113,7 @@ class Llama4Config(FamilyConfig):
         return CHUNKED if self.rotating()[index] else FULL
 
     def window(self) -> int | None:
-        """Length of a chunk."""
+        """Length of a chunk in tokens."""
         if self.attention_chunk_size is None and CHUNKED in self.kinds_of_layers():
             raise ValueError(
                 "attention_chunk_size = null in config.json must be a positive integer: fix it"

@@ -57,7 +57,7 @@ class PhiConfig(FamilyConfig):
 
 
 class Phi3Config(WindowedFamilyConfig):
-    """Phi-3, Phi-3.5 and Phi-4, mini and medium."""
+    """Mini and medium models of Phi-3, Phi-3.5 and Phi-4."""
 
     architecture = "Phi3ForCausalLM"
     model_types = ("phi3",)

@@ -78,7 +78,8 @@ class MiniMaxM2Config(FamilyConfig):
 
 
 class _SparseAttention(msgspec.Struct, forbid_unknown_fields=True):
-    """`sparse_attention_config`: sizes of the indexer and of blocks, and the layers."""
+    """`sparse_attention_config`: sizes of the indexer and of blocks, and the layers with sparse
+    attention."""
 
     sparse_attention_freq: list[Literal[0, 1]]
     """1 for each layer with sparse attention, otherwise 0."""
@@ -189,7 +190,7 @@ class MiniMaxM3Config(FamilyConfig):
         self.index_topk_blocks = sparse.sparse_topk_blocks
 
     def block_sparse(self) -> BlockSparseConfig:
-        """Block-sparse attention, in the layers whose type it is."""
+        """Block-sparse attention, in the layers that `layer_types` lists as such."""
         return BlockSparseConfig(
             block_size=self.index_block_size,
             num_blocks=self.index_topk_blocks,

@@ -22,7 +22,7 @@ from worker.models.config.schema import (
 )
 
 _BY_LAYER = words("layer_types mlp_layer_types rope_theta partial_rotary_factors use_rope_layers")
-"""Per-layer lists, which may also have entries for the layers for multi-token prediction."""
+"""Per-layer lists, which may also have entries for multi-token prediction layers."""
 _SCALING = words(
     "rope_type type rope_theta factor original_max_position_embeddings low_freq_factor "
     "high_freq_factor"
@@ -80,7 +80,7 @@ class Step3p5Config(FamilyConfig):
     sliding_window: Count | None = None
     num_nextn_predict_layers: Index = 0
     mtp_layer_types: list[str] | None = None
-    """Types of the layers for multi-token prediction, which may also be the last ones of
+    """Types of the multi-token prediction layers, which may also be the last ones of
     `layer_types`."""
     moe_layers_enum: str | list[Index] | None = None
     """Layers with experts, separated by commas; replaces `mlp_layer_types`."""
@@ -102,8 +102,8 @@ class Step3p5Config(FamilyConfig):
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json with the key names of the schema: per-layer lists without the layers for
-        multi-token prediction, and rope parameters by layer type."""
+        """config.json with the key names of the schema: per-layer lists without multi-token
+        prediction layers, and rope parameters by layer type."""
         keys = super().prepare(raw)
         count, further = keys.get("num_hidden_layers"), keys.get("num_nextn_predict_layers")
         for key in _BY_LAYER & keys.keys():
@@ -159,7 +159,7 @@ class Step3p5Config(FamilyConfig):
         return self.sliding_window
 
     def next_layers(self) -> int:
-        """Number of layers for multi-token prediction."""
+        """Number of multi-token prediction layers."""
         return self.num_nextn_predict_layers
 
     def layer_heads(self) -> tuple[int, ...]:

@@ -102,8 +102,8 @@ class HYV3Config(FamilyConfig):
         num_nextn_predict_layers use_grouped_mm
         """
     )
-    """Keys for the precision and kernels used in training, and for layers for multi-token
-    prediction."""
+    """Keys for the precision and kernels used in training, and for multi-token prediction
+    layers."""
     aliases = (("num_local_experts", "num_experts"),)
     skips_next_layers = True
 
