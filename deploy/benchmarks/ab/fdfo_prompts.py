@@ -47,8 +47,8 @@ def questions_of(model: str) -> Path:
 
 
 def long_prompts(options: FdfoOptions, short_prompts: Prompts) -> list[list[int]]:
-    """Prompts with lengths from 1/5 of `options.long_prompt_blocks` to all of it. Each is a series
-    of questions, of which the last one is to be answered."""
+    """Prompts of between 1/5 and all of `options.long_prompt_blocks` blocks. Each is a series of
+    questions; only the last one is to be answered."""
     rng = np.random.default_rng(0)
     size = options.engine.cache.page_size or DEFAULT_PAGE_SIZE
     most = options.long_prompt_blocks

@@ -109,7 +109,7 @@ class SpeculativeOptions(Comparison):
     running: tuple[int, ...] = field(default=(1, 4, 16, 32), metadata=_COMMAS)
     """Numbers of concurrent requests."""
     kinds: tuple[str, ...] = field(default=SPECULATIVE_KINDS, metadata=_COMMAS)
-    """Kinds of prompts."""
+    """Kinds of prompts to measure."""
     per_stream: int = 4
     """Minimum number of requests per turn and running request."""
     turn_s: float = field(default=0.8, metadata={"flag": "--turn-seconds"})

@@ -533,8 +533,8 @@ class _Maker:
         return torch.zeros(*shape, device=self._device, dtype=self._dtype)
 
     def _logits(self) -> torch.Tensor:
-        """Random logits with the spread of a model's, so that top-k, top-p and min-p keep as many
-        tokens."""
+        """Random logits with the spread of a real model's, so that top-k, top-p and min-p keep a
+        similar number of tokens."""
         return torch.randn(self._rows, self._shape.vocab, device=self._device) * 3
 
     def _paged(

@@ -53,7 +53,7 @@ class SimOptions:
     seeds: int = 5
     """Number of simulations per router and workload, each with its own seed."""
     first_seed: int = 1
-    """First seed."""
+    """Seed of the first simulation; later ones have consecutive seeds."""
     scale: float = 1.0
     """Factor for the number of requests; published results use 1."""
     traces: str = ""

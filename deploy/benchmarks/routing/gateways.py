@@ -50,7 +50,7 @@ class GatewayOptions:
     seeds: int = 5
     """Number of simulations, each with its own seed."""
     first_seed: int = 1
-    """First seed."""
+    """Seed of the first simulation; later ones have consecutive seeds."""
     scale: float = 1.0
     """Factor for the number of requests."""
     traces: str = ""

@@ -63,7 +63,7 @@ class MicroOptions:
     seed: int = 0
     """Random seed of the token ids."""
     routing_policy: str = "adaptive"
-    """Routing policy."""
+    """Routing policy to measure."""
 
     def __post_init__(self) -> None:
         if self.blocks < self.workers * _CONVERSATION:

@@ -120,7 +120,7 @@ class GraniteSWAForCausalLM(GraniteForCausalLM):
 
     @cached_property
     def _tables(self) -> dict[float, torch.Tensor]:
-        """Cosines and sines by base."""
+        """Rotary tables (cosines and sines), keyed by base."""
         rope, size = self.config.rope, self.config.rotary_dim
         return {
             theta: cos_sin_table(

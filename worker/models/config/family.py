@@ -287,8 +287,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return (*self.skipped, *(f"model.layers.{layer}." for layer in following))
 
     def divided(self) -> dict[str, int]:
-        """Further sizes that must be divisible among the ranks (besides attention heads, MLPs
-        and experts), by description."""
+        """Additional sizes that must be divided evenly among the ranks (besides attention heads,
+        MLPs and experts), by description."""
         return {}
 
     def rotating(self) -> tuple[bool, ...] | None:

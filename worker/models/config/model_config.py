@@ -88,8 +88,8 @@ class ModelConfig:
     """Layers that have no keys and values of their own, and the earlier layers whose KV caches they
     read; None if there are none."""
     divided: Mapping[str, int] | None = None
-    """Further sizes that must be divisible among the ranks (besides attention heads, MLPs and
-    experts), by description; None if there are none."""
+    """Additional sizes that must be divided evenly among the ranks (besides attention heads, MLPs
+    and experts), by description; None if there are none."""
     attention_cap: float = 0.0
     """Soft cap of attention scores (by tanh); 0 if there is none."""
     has_sinks: bool = False
@@ -407,7 +407,7 @@ def _experts(family: FamilyConfig) -> MoeConfig | None:
 
 
 def _divided(family: FamilyConfig, mamba: MambaConfig | None) -> dict[str, int]:
-    """Sizes that must be divisible among the ranks, by description."""
+    """Sizes that must be divided evenly among the ranks, by description."""
     heads = {} if mamba is None else {"the number of Mamba heads": mamba.num_heads}
     return {**family.divided(), **heads}
 

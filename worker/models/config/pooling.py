@@ -308,7 +308,8 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
 def _pooling(
     folder: Path, modules: list[tuple[str, str]], options: PoolingOptions, default: PoolingType
 ) -> tuple[PoolingType, bool]:
-    """Pooling and normalization, from the options, then from the checkpoint, then the default."""
+    """Pooling and normalization: from the options if they are set, otherwise from the checkpoint or
+    the default."""
     pooling_type = default
     if options.pooling_type is not None:
         pooling_type = _LOWER[options.pooling_type]

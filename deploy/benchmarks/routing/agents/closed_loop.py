@@ -65,7 +65,7 @@ class Turn:
     prompt: PromptBlocks
     at: float
     num_output: int
-    """Simulated output tokens."""
+    """Number of simulated output tokens."""
     num_repeated: int
     """Prompt tokens that would be hits in an unlimited cache."""
     is_first: bool

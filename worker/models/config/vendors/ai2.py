@@ -1,4 +1,5 @@
-"""OLMo 2, 3 and Hybrid, OLMoE and FlexOlmo (huggingface.co/allenai). Imports no torch."""
+"""Schemas of OLMo 2, 3 and Hybrid, OLMoE and FlexOlmo (huggingface.co/allenai). Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, RawCo
 
 
 class Olmo2Config(FamilyConfig):
-    """OLMo 2."""
+    """Schema of OLMo 2."""
 
     architecture = "Olmo2ForCausalLM"
     model_types = ("olmo2",)
@@ -111,7 +112,7 @@ class OlmoHybridConfig(FamilyConfig):
 
 
 class FlexOlmoConfig(FamilyConfig):
-    """FlexOlmo, with experts in all layers."""
+    """FlexOlmo: OLMo 2 with experts in all layers."""
 
     architecture = "FlexOlmoForCausalLM"
     model_types = ("flex_olmo",)

@@ -1,4 +1,4 @@
-"""Baichuan 2 (huggingface.co/baichuan-inc). Imports no torch."""
+"""Schema of Baichuan 2 (huggingface.co/baichuan-inc). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ERNIE 4.5 (huggingface.co/baidu). Imports no torch."""
+"""Schemas of ERNIE 4.5 (huggingface.co/baidu). Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, only,
 
 
 class Ernie45Config(FamilyConfig):
-    """Dense ERNIE 4.5."""
+    """Schema of dense ERNIE 4.5."""
 
     architecture = "Ernie4_5ForCausalLM"
     model_types = ("ernie4_5",)

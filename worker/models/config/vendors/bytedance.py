@@ -1,4 +1,4 @@
-"""Seed-OSS (huggingface.co/ByteDance-Seed). Imports no torch."""
+"""Schema of Seed-OSS (huggingface.co/ByteDance-Seed). Imports no torch."""
 
 from __future__ import annotations
 

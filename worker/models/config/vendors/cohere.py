@@ -1,4 +1,4 @@
-"""Command R, R7B and A, and Aya (huggingface.co/CohereLabs). Imports no torch."""
+"""Schemas of Command R, R7B and A, and Aya (huggingface.co/CohereLabs). Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, One, 
 
 
 class CohereConfig(FamilyConfig):
-    """Command R, without QK norm."""
+    """Schema of Command R, without QK norm."""
 
     architecture = "CohereForCausalLM"
     model_types = ("cohere",)

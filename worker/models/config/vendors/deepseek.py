@@ -1,5 +1,5 @@
-"""DeepSeek (huggingface.co/deepseek-ai) and Kimi K2 (huggingface.co/moonshotai), which has the same
-layers. Imports no torch."""
+"""Schemas of DeepSeek (huggingface.co/deepseek-ai) and Kimi K2 (huggingface.co/moonshotai), which
+has the same layers. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEXT_LAYERS = words("num_mtp_layers num_nextn_predict_layers")
 
 
 class DeepseekConfig(FamilyConfig, kw_only=True):
-    """DeepSeek MoE, DeepSeek's first release with experts."""
+    """Schema of DeepSeek MoE, DeepSeek's first release with experts."""
 
     architecture = "DeepseekForCausalLM"
     model_types = ("deepseek",)
@@ -61,7 +61,7 @@ class DeepseekConfig(FamilyConfig, kw_only=True):
 
 
 class DeepseekV2Config(LatentFamilyConfig, kw_only=True):
-    """DeepSeek V2 and V2 Lite."""
+    """Schema of DeepSeek V2 and V2 Lite."""
 
     architecture = "DeepseekV2ForCausalLM"
     model_types = ("deepseek_v2",)
@@ -106,7 +106,8 @@ class DeepseekV2Config(LatentFamilyConfig, kw_only=True):
 
 
 class DeepseekV3Config(LatentFamilyConfig):
-    """DeepSeek V3 and R1, Kimi K2, and the base of other vendors' families with these keys."""
+    """Schema of DeepSeek V3 and R1 and of Kimi K2, and the base of other vendors' families with
+    these keys."""
 
     architecture = "DeepseekV3ForCausalLM"
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_v3", "kimi_k2")

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia (huggingface.co/EleutherAI). Imports no torch."""
+"""Schema of GPT-NeoX and Pythia (huggingface.co/EleutherAI). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma (huggingface.co/google). Imports no torch."""
+"""Schemas of Gemma (huggingface.co/google). Imports no torch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def unused_keys_and_values(sources: dict[int, int] | None) -> tuple[str, ...]:
 
 
 class GemmaConfig(FamilyConfig):
-    """Gemma 1."""
+    """Schema of Gemma 1."""
 
     architecture = "GemmaForCausalLM"
     model_types = ("gemma",)

@@ -1,4 +1,4 @@
-"""Granite (huggingface.co/ibm-granite). Imports no torch."""
+"""Schemas of Granite (huggingface.co/ibm-granite). Imports no torch."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class GraniteMoeHybridConfig(GraniteConfig):
 
 
 def _shared_mlp(size: int) -> dict[str, int]:
-    """The shared MLP's size, which must be divisible among the ranks; 0 if there is none."""
+    """The shared MLP's size, which must be divided evenly among the ranks; 0 if there is none."""
     return {"the size of the shared MLP": size} if size else {}
 
 

@@ -1,4 +1,4 @@
-"""IQuest-Coder (huggingface.co/IQuestLab). Imports no torch."""
+"""Schema of IQuest-Coder (huggingface.co/IQuestLab). Imports no torch."""
 
 from __future__ import annotations
 

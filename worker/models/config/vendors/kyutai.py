@@ -1,4 +1,4 @@
-"""Helium (huggingface.co/kyutai). Imports no torch."""
+"""Schema of Helium (huggingface.co/kyutai). Imports no torch."""
 
 from __future__ import annotations
 

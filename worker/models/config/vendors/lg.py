@@ -1,4 +1,4 @@
-"""EXAONE 3, 3.5, 4, 4.5 and K-EXAONE (huggingface.co/LGAI-EXAONE). Imports no torch."""
+"""Schemas of EXAONE 3, 3.5, 4, 4.5 and K-EXAONE (huggingface.co/LGAI-EXAONE). Imports no torch."""
 
 from __future__ import annotations
 

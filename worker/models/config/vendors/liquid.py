@@ -1,4 +1,4 @@
-"""LFM2 (huggingface.co/LiquidAI). Imports no torch."""
+"""Schemas of LFM2 (huggingface.co/LiquidAI). Imports no torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _ConvolutionConfig(FamilyConfig):
 
 
 class Lfm2Config(_ConvolutionConfig):
-    """Dense LFM2."""
+    """Schema of dense LFM2."""
 
     architecture = "Lfm2ForCausalLM"
     model_types = ("lfm2",)

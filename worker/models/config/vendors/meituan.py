@@ -1,4 +1,4 @@
-"""LongCat-Flash (huggingface.co/meituan-longcat). Imports no torch."""
+"""Schema of LongCat-Flash (huggingface.co/meituan-longcat). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi (huggingface.co/microsoft). Imports no torch."""
+"""Schemas of Phi (huggingface.co/microsoft). Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.models.config.schema import (
 
 
 class PhiConfig(FamilyConfig):
-    """Phi 1 to 2."""
+    """Schema of Phi 1 to 2."""
 
     architecture = "PhiForCausalLM"
     model_types = ("phi",)
@@ -57,7 +57,7 @@ class PhiConfig(FamilyConfig):
 
 
 class Phi3Config(WindowedFamilyConfig):
-    """Mini and medium models of Phi-3, Phi-3.5 and Phi-4."""
+    """Schema of the mini and medium models of Phi-3, Phi-3.5 and Phi-4."""
 
     architecture = "Phi3ForCausalLM"
     model_types = ("phi3",)
@@ -73,7 +73,7 @@ class Phi3Config(WindowedFamilyConfig):
 
 
 class Phi3VConfig(Phi3Config):
-    """The language model of Phi-3 and Phi-3.5 vision."""
+    """Schema of the language model of Phi-3 and Phi-3.5 vision."""
 
     architecture = "Phi3VForCausalLM"
     model_types = ("phi3_v",)

@@ -1,4 +1,4 @@
-"""Kimi Linear (huggingface.co/moonshotai). Imports no torch."""
+"""Schema of Kimi Linear (huggingface.co/moonshotai). Imports no torch."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class KimiLinearConfig(LatentFamilyConfig):
         return FULL if index and index % 4 == 0 else LINEAR
 
     def rotating(self) -> tuple[bool, ...]:
-        """No layer has rotary embedding."""
+        """False for all layers, since none has rotary embedding."""
         return (False,) * self.num_hidden_layers
 
     def divided(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""HyperCLOVA X (huggingface.co/naver-hyperclovax). Imports no torch."""
+"""Schema of HyperCLOVA X (huggingface.co/naver-hyperclovax). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MiniCPM (huggingface.co/openbmb). Imports no torch."""
+"""Schemas of MiniCPM (huggingface.co/openbmb). Imports no torch."""
 
 from __future__ import annotations
 

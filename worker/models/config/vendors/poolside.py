@@ -1,4 +1,4 @@
-"""Laguna (huggingface.co/poolside). Imports no torch."""
+"""Schema of Laguna (huggingface.co/poolside). Imports no torch."""
 
 from __future__ import annotations
 

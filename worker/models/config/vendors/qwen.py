@@ -1,5 +1,5 @@
-"""Qwen (huggingface.co/Qwen), and SDAR (huggingface.co/JetLM), which is derived from Qwen3.
-Imports no torch."""
+"""Schemas of Qwen (huggingface.co/Qwen), and SDAR (huggingface.co/JetLM), which is derived from
+Qwen3. Imports no torch."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class QwenWindowsConfig(WindowedFamilyConfig):
 
 
 class Qwen2Config(QwenWindowsConfig):
-    """Dense Qwen2 and Qwen2.5."""
+    """Schema of dense Qwen2 and Qwen2.5."""
 
     architecture = "Qwen2ForCausalLM"
     model_types = ("qwen2",)
@@ -183,7 +183,7 @@ class _QwenExperts(FamilyConfig):
 
 
 class Qwen2MoeConfig(_QwenExperts):
-    """Qwen1.5-MoE and Qwen2-MoE, with a shared expert."""
+    """Schema of Qwen1.5-MoE and Qwen2-MoE, which have a shared expert."""
 
     architecture = "Qwen2MoeForCausalLM"
     model_types = ("qwen2_moe",)
@@ -207,7 +207,7 @@ class Qwen2MoeConfig(_QwenExperts):
 
 
 class Qwen3MoeConfig(_QwenExperts):
-    """Qwen3-MoE. `max_window_layers` has no effect."""
+    """Schema of Qwen3-MoE. `max_window_layers` has no effect."""
 
     architecture = "Qwen3MoeForCausalLM"
     model_types = ("qwen3_moe",)
@@ -280,7 +280,7 @@ class _DeltaNet(FamilyConfig):
 
 
 class Qwen3NextConfig(_DeltaNet):
-    """Qwen3-Next, with routed experts and a shared expert."""
+    """Schema of Qwen3-Next, which has routed experts and a shared expert."""
 
     architecture = "Qwen3NextForCausalLM"
     model_types = ("qwen3_next",)
@@ -312,7 +312,7 @@ class Qwen3NextConfig(_DeltaNet):
 
 
 class Qwen35Config(_DeltaNet):
-    """The language model of dense Qwen3.5."""
+    """Schema of the language model of dense Qwen3.5."""
 
     architecture = "Qwen3_5ForCausalLM"
     model_types = ("qwen3_5_text",)

@@ -1,4 +1,4 @@
-"""dots.llm1 (huggingface.co/rednote-hilab). Imports no torch."""
+"""Schema of dots.llm1 (huggingface.co/rednote-hilab). Imports no torch."""
 
 from __future__ import annotations
 

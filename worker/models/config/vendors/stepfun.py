@@ -1,4 +1,4 @@
-"""Step (huggingface.co/stepfun-ai). Imports no torch."""
+"""Schema of Step (huggingface.co/stepfun-ai). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hunyuan and Youtu (huggingface.co/tencent). Imports no torch."""
+"""Schemas of Hunyuan and Youtu (huggingface.co/tencent). Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, RawCo
 
 
 class HunYuanDenseV1Config(FamilyConfig):
-    """Dense Hunyuan."""
+    """Schema of dense Hunyuan."""
 
     architecture = "HunYuanDenseV1ForCausalLM"
     model_types: ClassVar[tuple[str, ...]] = ("hunyuan_v1_dense",)

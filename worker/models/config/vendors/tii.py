@@ -1,4 +1,4 @@
-"""Falcon (huggingface.co/tiiuae). Imports no torch."""
+"""Schemas of Falcon (huggingface.co/tiiuae). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MiMo (huggingface.co/XiaomiMiMo). Imports no torch."""
+"""Schemas of MiMo (huggingface.co/XiaomiMiMo). Imports no torch."""
 
 from __future__ import annotations
 

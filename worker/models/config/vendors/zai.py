@@ -1,4 +1,4 @@
-"""GLM (huggingface.co/zai-org). Imports no torch."""
+"""Schemas of GLM (huggingface.co/zai-org). Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.models.config.vendors.deepseek import DeepseekV3Config, DeepseekV32C
 
 
 class GlmConfig(FamilyConfig):
-    """First release of GLM-4."""
+    """Schema of the first release of GLM-4."""
 
     architecture = "GlmForCausalLM"
     model_types = ("glm",)
@@ -35,7 +35,7 @@ class GlmConfig(FamilyConfig):
 
 
 class Glm4Config(GlmConfig):
-    """GLM-4-0414."""
+    """Schema of GLM-4-0414."""
 
     architecture = "Glm4ForCausalLM"
     model_types = ("glm4",)
@@ -43,7 +43,7 @@ class Glm4Config(GlmConfig):
 
 
 class Glm4MoeConfig(FamilyConfig):
-    """GLM-4.5 to 4.7, with experts."""
+    """Schema of GLM-4.5 to 4.7, which have experts."""
 
     architecture = "Glm4MoeForCausalLM"
     model_types = ("glm4_moe",)
@@ -157,7 +157,7 @@ class GlmMoeDsaConfig(DeepseekV32Config):
             self.head_dim = None
 
     def indexer_layers(self) -> tuple[bool, ...]:
-        """Whether each layer is "full"."""
+        """Whether a layer has its own indexer (is "full"), per layer."""
         count, key = self.num_hidden_layers, "indexer_types"
         kinds, pattern = self.indexer_types, self.index_topk_pattern
         if kinds is None and pattern is not None:
