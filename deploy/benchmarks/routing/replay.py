@@ -33,7 +33,8 @@ class ReplayOptions:
 
 
 def run_replay(options: ReplayOptions) -> Result:
-    """Times to first token and hit rates, as recorded and as simulated with each policy."""
+    """Measures times to first token and hit rates, as recorded and as simulated with each
+    policy."""
     lines = list(read_decisions(options.replay))
     workload = recorded_workload(lines)
     entries, notes = find_routers(options.policies or ROUTERS)

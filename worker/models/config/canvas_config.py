@@ -46,7 +46,8 @@ class CanvasConfig:
     """Temperature that the rounds approach linearly; it would be reached one round after
     `max_rounds`."""
     entropy_bound: float = 0.1
-    """Maximum sum of the entropies of the positions that a round accepts, in nats."""
+    """Sum of entropies, in nats, up to which a round accepts positions, starting with the most
+    certain ones."""
     stable_rounds: int = 1
     """Number of preceding rounds that must have the same most likely tokens as a round for it to
     finish a canvas early."""

@@ -11,8 +11,7 @@ from worker.models.config.schema import short
 _FP32_MAX = 3.4028234663852886e38
 
 GateOrder = Literal["gate first", "norm first", "no norm"]
-"""Order in which the output gate and the norm over a group are applied, or that there is no
-norm."""
+"""Order of the output gate and the norm over a group; "no norm" if there is only the gate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

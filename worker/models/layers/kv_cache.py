@@ -13,9 +13,9 @@ from kernels.mla_prefill import Expansion
 from worker.protocol.page_groups import PageGroups
 
 _MOST_PADDING = 1.25
-"""Ratio between the layer counts of the most and the least frequent kind of layer below which the
-higher count is the group size. Pages of smaller groups then have unused memory, but requests have
-fewer page tables."""
+"""Ratio of the numbers of layers of the most and the least frequent kind, below which the group
+size is the higher number. Pages of smaller groups then have unused memory, but requests have fewer
+page tables."""
 
 
 class IndexKeys(NamedTuple):

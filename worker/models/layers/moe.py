@@ -223,8 +223,8 @@ class RoutedExperts:
         extra: ExtraTerms = ExtraTerms(),  # noqa: B008  # a tuple
         weighs_inputs: bool = False,
     ) -> torch.Tensor:
-        """Runs the selected experts, and sums over ranks: maps inputs [T, hidden] to outputs [T,
-        hidden].
+        """Runs the selected experts on inputs [T, hidden]; returns the outputs [T, hidden], summed
+        over ranks.
 
         Args:
             hidden: [T, hidden]: input of the experts.
@@ -334,8 +334,8 @@ class MoeMLP:
         shared: torch.Tensor | None = None,
         gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Runs the selected experts, and sums over ranks: maps inputs [T, hidden] to outputs [T,
-        hidden].
+        """Runs the selected experts on inputs [T, hidden]; returns the outputs [T, hidden], summed
+        over ranks.
 
         Args:
             hidden: [T, hidden]: input of the experts.
