@@ -127,7 +127,7 @@ class Training(ABC, Generic[BatchT]):
     """Tokens that do not come from merges."""
 
     def make_tokenizer(self) -> Tokenizer:
-        """Creates the tokenizer; learns its merges."""
+        """Creates the tokenizer and learns its merges."""
         config = self.config
         conversations = training_conversations(Random(config.seed))
         texts = (

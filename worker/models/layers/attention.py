@@ -324,7 +324,7 @@ class Attention:
 
 
 def _weightless_norm(config: ModelConfig, options: LayerOptions) -> RMSNorm:
-    """A norm over a head whose weights are all 1; not loaded from a checkpoint."""
+    """A norm over a head; its weights are all 1 and are not loaded from a checkpoint."""
     norm = RMSNorm(config.head_dim, config.rms_norm_eps, options)
     norm.weight.fill_(1.0)
     return norm

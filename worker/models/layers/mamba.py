@@ -133,7 +133,7 @@ class Mamba2:
             )
 
     def process_after_loading(self) -> None:
-        """Packs the projections after loading, and orders the weights of the convolution."""
+        """Packs the projections after loading, and transposes the weights of the convolution."""
         self._input.process_after_loading()
         self._output.process_after_loading()
         self._conv.process_after_loading()

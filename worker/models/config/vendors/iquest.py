@@ -9,7 +9,7 @@ from worker.models.config.schema import Count, Number
 
 
 class IQuestCoderConfig(FamilyConfig):
-    """IQuest-Coder: Llama."""
+    """IQuest-Coder, which has Llama's layers."""
 
     architecture = "IQuestCoderForCausalLM"
     model_types = ("iquestcoder",)

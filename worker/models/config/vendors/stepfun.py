@@ -30,8 +30,9 @@ _SCALING = words(
 
 
 class Step3p5Config(FamilyConfig):
-    """Step 3.5 Flash: gated attention; sliding-window layers have more query heads and a different
-    rotary embedding; experts in all but the first layers, whose activations may be clamped."""
+    """Step 3.5 Flash: gated attention; more query heads and a different rotary embedding in
+    sliding-window layers; experts, whose activations may be clamped, in all but the first layers.
+    """
 
     architecture = "Step3p5ForCausalLM"
     model_types = ("step3p5",)

@@ -12,7 +12,7 @@ from worker.models.config.vendors.qwen import QwenWindowsConfig
 
 
 class MiMoConfig(QwenWindowsConfig):
-    """MiMo: Qwen2's layers."""
+    """MiMo, which has Qwen2's layers."""
 
     architecture = "MiMoForCausalLM"
     model_types = ("mimo",)
