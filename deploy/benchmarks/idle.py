@@ -13,7 +13,8 @@ def idle_checks(idle: list[tuple[float, float]]) -> list[Check]:
     """Checks of a CUDA device's idle time at overlap depth 1.
 
     Args:
-        idle: idle microseconds per step, and the fraction of the step, for each number of requests.
+        idle: idle time per step, in microseconds and as a fraction of the step, for each number of
+            requests.
     """
     return [
         at_most("idle_gap_us", max(gap for gap, _ in idle), "us", _MAX_IDLE_US),

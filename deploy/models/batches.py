@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     """Conversations of similar length, padded on the right."""
 
     input_ids: Tensor
-    """[batch, length] int64."""
+    """[batch, length] int64: token ids."""
     is_target: Tensor
     """[batch, length] bool: whether the model must generate the token at this position."""
 
@@ -45,7 +45,7 @@ def training_batches(
     num_tokens: int,
     max_length: int,
 ) -> Iterator[Batch]:
-    """Infinite batches of at most ``num_tokens`` positions, including padding.
+    """Infinite stream of batches of at most ``num_tokens`` positions, including padding.
 
     Each conversation starts at position 0. A causal model needs no mask for right padding.
     """

@@ -30,8 +30,7 @@ _QUESTIONS: Final = {"single": 40, "parallel": 15, "none": 20, "result": 25}
 _SHARES: Final = {"functions": 0.42, "sums": 0.18, "plain": 0.4}
 """Shares of the kinds of conversations in the second phase. The last two are tasks of the first
 phase. Sums are forgotten first, and are so short that they make up only 1/20 of the tokens;
-functions make up 2/3.
-"""
+functions make up 2/3."""
 _POLISHING_SHARES: Final = {
     "functions": 0.14,
     "sums": 0.14,
@@ -40,8 +39,7 @@ _POLISHING_SHARES: Final = {
     "outside": 0.05,
 }
 """Shares in the third phase. Arbitrary words take longest to learn; the other kinds prevent
-forgetting. With a share of only 1/20 for functions, 1/8 of the correct calls were forgotten.
-"""
+forgetting. With a share of only 1/20 for functions, 1/8 of the correct calls were forgotten."""
 _THOUGHT_SHARE: Final = 0.12
 """Fraction of plain conversations, and of conversations with functions, that have reasoning."""
 _FAILURES: Final = (
@@ -82,7 +80,7 @@ class Exchange:
     thought: str
     """Reasoning before the calls, or before the answer if there are none."""
     keys: tuple[str, ...] = ()
-    """Identities; see `Sample`."""
+    """Identities of the exchange; see `Sample.keys`."""
 
     def turns(self) -> tuple[Turn, ...]:
         """Turns as text, including markers."""
@@ -120,7 +118,8 @@ def written_results(results: tuple[str, ...]) -> str:
 
 
 def tool_conversations(rng: Random, *, is_polishing: bool = False) -> Iterator[Conversation]:
-    """Infinite conversations for the later phases, with and without functions, some with reasoning.
+    """Infinite stream of conversations for the later phases, with and without functions, some with
+    reasoning.
 
     Args:
         rng: random generator.

@@ -1,4 +1,4 @@
-"""Checkpoints in Hugging Face format: bf16 safetensors, config, tokenizer, chat template."""
+"""Checkpoints in Hugging Face format: bf16 safetensors, config, tokenizer and chat template."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def training_sample(rng: Random, tasks: Tasks = TASKS) -> Sample:
 
 
 def training_conversations(rng: Random, tasks: Tasks = TASKS) -> Iterator[Conversation]:
-    """Infinite conversations: most have one exchange, some have many."""
+    """Infinite stream of conversations: most have one exchange, some have many."""
     while True:
         parts = [training_sample(rng, tasks) for _ in range(_num_parts(rng))]
         turns = tuple(turn for part in parts for turn in part.turns)

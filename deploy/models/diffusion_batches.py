@@ -38,11 +38,12 @@ class DiffusionBatch:
     """Rows of clean and noisy tokens, padded on the right."""
 
     input_ids: Tensor
-    """[batch, length] int64."""
+    """[batch, length] int64: token ids."""
     positions: Tensor
-    """[batch, length] int64."""
+    """[batch, length] int64: positions in the conversation; copies have those of their block."""
     visible: Tensor
-    """[batch, 1, length, length] bool."""
+    """[batch, 1, length, length] bool: whether a token (third dimension) attends to another (last
+    dimension)."""
     labels: Tensor
     """[batch, length] int64: original tokens of masked positions."""
     is_masked: Tensor
@@ -67,7 +68,7 @@ class _Row:
 def diffusion_batches(
     rng: Random, tokenizer: Tokenizer, num_tokens: int, max_length: int, block_size: int
 ) -> Iterator[DiffusionBatch]:
-    """Infinite batches of at most ``num_tokens`` positions, including padding."""
+    """Infinite stream of batches of at most ``num_tokens`` positions, including padding."""
     ids = {name: tokenizer.token_to_id(name) for name in (PADDING, TURN_END, MASK)}
     conversations = training_conversations(rng)
     while True:

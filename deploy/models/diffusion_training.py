@@ -33,11 +33,11 @@ class DiffusionTraining(Training[DiffusionBatch]):
         return tokenizer
 
     def model_config(self) -> Qwen3Config:
-        """See the base class."""
+        """Configuration of ``demo-diffusion``."""
         return demo_diffusion_config(self.tokenizer)
 
     def batches(self, rng: Random) -> Iterator[DiffusionBatch]:
-        """See the base class."""
+        """Infinite stream of batches with clean text and noisy copies of blocks."""
         config = self.config
         return diffusion_batches(
             rng, self.tokenizer, config.batch_tokens, config.max_length, BLOCK_SIZE
@@ -57,10 +57,10 @@ class DiffusionTraining(Training[DiffusionBatch]):
         return functional.cross_entropy(logits.float(), labels, reduction="sum")
 
     def save_checkpoint(self) -> None:
-        """See the base class."""
+        """Writes all files that are needed for serving, in the format of SDAR."""
         save_diffusion_checkpoint(self.model, self.tokenizer, self.output, BLOCK_SIZE)
 
     def accuracy(self, questions: list[Question]) -> dict[str, float]:
-        """See the base class."""
+        """Accuracy of the saved checkpoint's greedy answers by task family."""
         results = evaluate(self.output, questions)
         return {family: result.accuracy for family, result in results.items()}

@@ -63,7 +63,7 @@ def _equal_draws(
     given: str,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """[temperatures, tokens of the answer] bool."""
+    """Whether both models sample the same token, bool [temperatures, tokens of the answer]."""
     prompt = tokenizer.apply_chat_template(
         list(question.messages),
         tools=list(question.tools) or None,

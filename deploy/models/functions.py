@@ -86,8 +86,8 @@ class Kind:
     result: Callable[[Random, Values], Any]
     """Generates a possible return value of a call, as JSON."""
     operation: str = ""
-    """Calculation that the function performs, named as in the keys of sums; `any`, or empty if it
-    performs none."""
+    """Calculation that the function performs, named as in the keys of sums; `any` if it performs
+    all of them, empty if none."""
     is_about_towns: bool = False
     with_optional: str = ""
     """Text that is inserted before the last character of a question if the last value is given."""

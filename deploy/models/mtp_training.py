@@ -97,8 +97,8 @@ class HeadModule(torch.nn.Module):
         self.eps = eps
 
     def start_from(self, model: Qwen3ForCausalLM) -> None:
-        """Initializes the head with the model's last layer and norm, and its projection as the sum
-        of both inputs."""
+        """Initializes the head with the model's last layer and norm, and its projection so that it
+        returns the sum of both inputs."""
         last = f"model.layers.{model.config.num_hidden_layers - 1}."
         size = model.config.hidden_size
         with torch.no_grad():

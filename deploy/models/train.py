@@ -32,7 +32,8 @@ _TOOLS_OTHER_LR: Final = 2e-3
 _TOOLS_WARMUP_STEPS: Final = 20
 _TOOLS_DECAY_FROM: Final = 0.7
 _POLISHING_DECAY_FROM: Final = 0.35
-"""While the learning rate decays, sorting improves fastest, and forgotten tasks recover."""
+"""Fraction of the third phase after which the learning rate decays. While it decays, sorting
+improves fastest, and forgotten tasks recover."""
 _TOOLS_SAVE_EVERY: Final = 20
 
 

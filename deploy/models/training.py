@@ -1,4 +1,4 @@
-"""Training runs: Muon for matrices, AdamW for everything else, bf16 autocast on CPU."""
+"""Training runs: Muon for matrices, AdamW for everything else, and bf16 autocast on CPU."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Training(ABC, Generic[BatchT]):
     """Tokens that do not come from merges."""
 
     def make_tokenizer(self) -> Tokenizer:
-        """Creates the tokenizer; learns its merges."""
+        """Creates the tokenizer and learns its merges."""
         config = self.config
         conversations = training_conversations(Random(config.seed))
         texts = (
@@ -143,11 +143,11 @@ class Training(ABC, Generic[BatchT]):
 
     @abstractmethod
     def model_config(self) -> Qwen3Config:
-        """Shape of the model."""
+        """Configuration of the model."""
 
     @abstractmethod
     def batches(self, rng: Random) -> Iterator[BatchT]:
-        """Infinite batches."""
+        """Infinite stream of batches."""
 
     @abstractmethod
     def summed_loss(self, batch: BatchT) -> Tensor:
@@ -247,22 +247,22 @@ class CausalTraining(Training[Batch]):
     markers = MARKERS
 
     def model_config(self) -> Qwen3Config:
-        """See the base class."""
+        """Configuration of ``demo``."""
         return demo_config(self.tokenizer)
 
     def batches(self, rng: Random) -> Iterator[Batch]:
-        """See the base class."""
+        """Infinite stream of batches of training conversations."""
         config = self.config
         return training_batches(
             rng, self.conversations(rng), self.tokenizer, config.batch_tokens, config.max_length
         )
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:
-        """Infinite conversations."""
+        """Infinite stream of training conversations."""
         return training_conversations(rng)
 
     def summed_loss(self, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Sum of the cross-entropy over the batch's targets."""
         logits = _target_logits(self.model, batch)
         return functional.cross_entropy(logits, self.labels(batch), reduction="sum")
 
@@ -271,11 +271,11 @@ class CausalTraining(Training[Batch]):
         return batch.input_ids[:, 1:][batch.is_target[:, 1:]]
 
     def save_checkpoint(self) -> None:
-        """See the base class."""
+        """Writes all files that are needed for serving."""
         save_checkpoint(self.model, self.tokenizer, self.output)
 
     def accuracy(self, questions: list[Question]) -> dict[str, float]:
-        """See the base class."""
+        """Accuracy of the saved checkpoint's greedy answers by task family."""
         return accuracy_by_family(self.output, questions)
 
 
@@ -296,7 +296,7 @@ class ToolTraining(CausalTraining):
         return _loaded(self.start)
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:
-        """See the base class."""
+        """Infinite stream of training conversations, with and without functions."""
         return tool_conversations(rng, is_polishing=self.config.is_polishing)
 
     def save_checkpoint(self) -> None:
@@ -304,11 +304,12 @@ class ToolTraining(CausalTraining):
         save_checkpoint(self.model, self.tokenizer, self.output, TOOL_TEMPLATE)
 
     def questions(self) -> list[Question]:
-        """See the base class."""
+        """Held-out questions with and without functions."""
         return [*heldout_questions(), *tool_questions()]
 
     def write_questions(self) -> None:
-        """See the base class."""
+        """Writes the questions with and without functions to one file each, next to the
+        checkpoint."""
         write_questions(questions_path(self.output), heldout_questions())
         write_questions(tool_questions_path(self.output), tool_questions())
 
@@ -332,7 +333,7 @@ class DraftTraining(CausalTraining):
         return super().make_model() if start is None else _loaded(start)
 
     def model_config(self) -> Qwen3Config:
-        """See the base class."""
+        """Configuration of ``demo-draft``."""
         return draft_config(self.tokenizer)
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:

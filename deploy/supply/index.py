@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 GLIBC = "manylinux_2_31"
-"""Oldest glibc for which every pinned version has a wheel; llguidance sets it (Debian 11, Ubuntu
-20.04)."""
+"""Oldest glibc for which every pinned version has a wheel, as determined by llguidance (Debian 11,
+Ubuntu 20.04)."""
 MACHINES = ("x86_64", "aarch64")
 TRANSPORT = {"PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES"} | {
     f"{scheme}_PROXY" for scheme in ("HTTP", "HTTPS", "ALL", "NO")

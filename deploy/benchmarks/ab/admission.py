@@ -1,4 +1,4 @@
-"""Benchmark `admission`: policies fifo and pack in turn, on a mix of long and short prompts.
+"""Benchmark `admission`: compares the policies fifo and pack, in turn, on long and short prompts.
 
 All requests are queued at once, and all may run concurrently. Every fourth prompt is 512 times as
 long as the others, and no two prompts share a prefix. There are two settings, each on one engine

@@ -3,9 +3,9 @@
 Engines with the same block-diffusion model take turns at the same prompts. Variants:
 
     synchronous   all blocks of a batch wait until the last one is done
-    fdfo          as synchronous, but a block leaves the batch as soon as it is done
-    reentry       as fdfo, but a request releases its slot and running block after every round
-    fused         as fdfo, with prompts and commits in the forward passes of running blocks
+    fdfo          like synchronous, but a block leaves the batch as soon as it is done
+    reentry       like fdfo, but a request releases its slot and running block after every round
+    fused         like fdfo, with prompts and commits in the forward passes of running blocks
     full          all features, at `--overlap-depth`; the other variants run at depth 0, as in the
                   papers that describe them
 
@@ -13,16 +13,17 @@ Engines with the same block-diffusion model take turns at the same prompts. Vari
 in all other comparisons, and without waiting prompts, when steps can be planned ahead.
 
 Prompts are computed in the same passes as running blocks, with one exception: on long uncached
-prompts, `synchronous` and `fdfo` work as in the original papers. There, prompts have separate
-passes, which run before those of running blocks and compute one block per prompt, so that FDFO can
-be slower. Each layer also computes the whole prompt, although the last layer's queries and
+prompts, `synchronous` and `fdfo` work as in the original papers. They compute such prompts in
+separate passes, which run before those of running blocks and compute one block per prompt, so that
+FDFO can be slower. Each layer also computes the whole prompt, although the last layer's queries and
 everything after them are unused (`skip_unread`). Everything else in the engine is the same for all
 variants. Only `reentry` and its baseline `cached` have a prefix cache. Forward passes are counted
 by the engine and, independently, from the rounds of every block.
 
 With `--replay-rounds` there are no questions: the rounds of each block are sampled from a given
 histogram, and weights may be random. This compares schedules at model sizes for which no weights
-are available. The result records it; accuracy and tokens per forward pass are then meaningless.
+are available. The result records that rounds were replayed; accuracy and tokens per forward pass
+are then meaningless.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _overlap(options: FdfoOptions, prompts: Prompts, running: int) -> Result:
 
 
 def _shares(options: FdfoOptions, prompts: Prompts, running: int, prefix: str) -> Result:
-    """Ratios of `full` to `full` without one feature, for each feature; 1 if it is not used."""
+    """Ratios of `full` to `full` without a feature, per feature; 1 if the feature is not used."""
     full = _PRESET.config("full", options.engine, max_num_seqs=running)
     without = {name: full.with_options(dllm_disable=(name,)) for name in full.dllm.features}
     turns = _take_turns(options, prompts, {"full": full, **without})
@@ -212,7 +213,7 @@ def _turn(
         wave: number of requests that are queued at once; the next wave is queued when all of them
             have finished.
         number: number of the turn.
-        exact: whether answers ignore end tokens and reach their limits.
+        exact: whether answers ignore EOS tokens, so that each reaches its limit.
     """
     requests = [
         Request(

@@ -38,8 +38,8 @@ def questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
 
 
 def questions_of(model: str) -> Path:
-    """Path of MODEL_heldout.jsonl. If it does not exist and the model is named demo-x, that of
-    demo."""
+    """Path of MODEL_heldout.jsonl; if it does not exist and the model is named demo-x, the path of
+    demo's questions."""
     folder = Path(model)
     names = (folder.name, folder.name.rpartition("-")[0])
     paths = [folder.with_name(f"{name}_heldout.jsonl") for name in names if name]
@@ -47,8 +47,8 @@ def questions_of(model: str) -> Path:
 
 
 def long_prompts(options: FdfoOptions, short_prompts: Prompts) -> list[list[int]]:
-    """Prompts of 1/5 to all of `options.long_prompt_blocks`. Each is a series of questions, the
-    last of which is to be answered."""
+    """Prompts of between 1/5 and all of `options.long_prompt_blocks` blocks. Each is a series of
+    questions; only the last one is to be answered."""
     rng = np.random.default_rng(0)
     size = options.engine.cache.page_size or DEFAULT_PAGE_SIZE
     most = options.long_prompt_blocks

@@ -1,4 +1,4 @@
-"""Number of forward passes of a schedule, counted from the rounds without an engine.
+"""Counts the forward passes of a schedule from the rounds, without an engine.
 
 All requests are queued at the start. Free slots are filled in order of arrival before every forward
 pass, or before every batch if synchronous.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountedRequest:
-    """Number of forward passes that a request needs."""
+    """Forward passes that a request needs."""
 
     prompt_blocks: int
     """Number of full blocks in the prompt."""
@@ -25,7 +25,7 @@ class _State:
     """A running request."""
 
     has_prompt: bool
-    """Whether its prompt has not been computed yet."""
+    """Whether the request's prompt has yet to be computed."""
     left: list[int]
     """Remaining passes per block."""
 

@@ -69,7 +69,7 @@ class AdmissionOptions(Comparison):
     budget: int = 256
     """Maximum prompt tokens per step."""
     force_fifo_every: int = 8
-    """Under pack, one in this many admission rounds is fifo (`prefill_force_fifo_every`)."""
+    """Under pack, one in this many admission rounds uses fifo (`prefill_force_fifo_every`)."""
     seed: int = 0
     """Random seed of the prompts."""
 
@@ -109,15 +109,15 @@ class SpeculativeOptions(Comparison):
     running: tuple[int, ...] = field(default=(1, 4, 16, 32), metadata=_COMMAS)
     """Numbers of concurrent requests."""
     kinds: tuple[str, ...] = field(default=SPECULATIVE_KINDS, metadata=_COMMAS)
-    """Kinds of prompts."""
+    """Kinds of prompts to measure."""
     per_stream: int = 4
     """Minimum number of requests per turn and running request."""
     turn_s: float = field(default=0.8, metadata={"flag": "--turn-seconds"})
     """Approximate duration of a turn without drafts, in seconds; doubled with one running
     request."""
     draft_model: str = field(default="", metadata={"flag": None})
-    """Draft model for held-out prompts, which n-grams cannot predict. If empty, they use the
-    engine's method, like all others."""
+    """Draft model for held-out prompts, which n-grams cannot predict. If empty, held-out prompts
+    use the engine's method, like all other prompts."""
 
     def __post_init__(self) -> None:
         if self.engine.speculative is None:

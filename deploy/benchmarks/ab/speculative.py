@@ -35,7 +35,7 @@ from worker.config import EngineConfig
 
 _PRESET: Final = PRESETS["speculative"]
 _ALONE = 2.0
-"""Factor for the length of turns with one request at a time, where any pause stops all work."""
+"""Factor by which turns with one request at a time are longer, since any pause stops all work."""
 _SMALLEST_GAIN = 0.05
 """Expected gain below which the measured gain cannot be distinguished from noise."""
 _RANK_TIMES: Final = tuple(f"step_times.{name}" for name in ("prepare", "forward", "sample"))
@@ -136,7 +136,7 @@ def _token_s(turn: Turn) -> float:
 
 
 def _busy_token_s(turn: Turn) -> float:
-    """Rank 0's seconds per generated token."""
+    """Rank 0's time per generated token, in seconds."""
     return sum(map(turn.growth, _RANK_TIMES)) / turn.num_tokens
 
 

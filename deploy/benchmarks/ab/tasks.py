@@ -17,7 +17,7 @@ _MOST_TOKENS = 160
 _COPIED = 8
 """Number of sentences to copy in one request."""
 _SENTENCE = re.compile(r"[A-Z][a-z]+(?: [a-z]+){6,}\.")
-"""Sentence of at least seven words; the demo model does not copy shorter ones."""
+"""Pattern of a sentence of at least seven words; the demo model does not copy shorter ones."""
 _NUM_RANDOM, _RANDOM_LENGTH = 256, 48
 _SEED = 3
 
@@ -26,10 +26,10 @@ def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[R
     """All requests of a kind, in a fixed random order, so that turns are alike.
 
     Args:
-        kind: heldout: the questions of the file. copy: requests to repeat several sentences from
-            its answers about copying. random: random tokens, continued at temperature 1, which no
-            draft predicts. Their lengths vary, as in real traffic: with equal lengths and no
-            drafts, all requests would end in the same step, and the next prompts would share one
+        kind: heldout: the questions in the file. copy: requests to repeat several sentences from
+            the file's answers about copying. random: random tokens, continued at temperature 1,
+            which no draft predicts; output lengths vary, as in real traffic. With equal lengths and
+            no drafts, all requests would end in the same step, and the next prompts would share one
             step.
         model: folder of a checkpoint with a chat template.
         questions: path of a JSON Lines file with `messages`, `answer` and `family`.

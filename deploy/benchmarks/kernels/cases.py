@@ -147,7 +147,8 @@ class _Maker:
 
     @property
     def linear_sizes(self) -> list[tuple[int, int]]:
-        """Output and input features of a layer's linear projections and of the LM head."""
+        """Numbers of output and input features of a layer's linear projections and of the LM
+        head."""
         s = self._shape
         attention = (s.q_heads + 2 * s.kv_heads) * s.head_dim
         return [
@@ -532,8 +533,8 @@ class _Maker:
         return torch.zeros(*shape, device=self._device, dtype=self._dtype)
 
     def _logits(self) -> torch.Tensor:
-        """Random logits with the spread of a model's, so that top-k, top-p and min-p keep as many
-        tokens."""
+        """Random logits with the spread of a real model's, so that top-k, top-p and min-p keep a
+        similar number of tokens."""
         return torch.randn(self._rows, self._shape.vocab, device=self._device) * 3
 
     def _paged(

@@ -15,7 +15,7 @@ _NUM_ADAPTERS, _RANK = 8, 16
 
 def lora_case(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> Case:
     """Case that adds the LoRA outputs of `rows` tokens, which cycle through the adapters, to a
-    layer's."""
+    layer's output."""
     q, kv = shape.q_heads * shape.head_dim, shape.kv_heads * shape.head_dim
     ends = (q, q + kv, q + 2 * kv)
     weights = LoraWeights.allocate(

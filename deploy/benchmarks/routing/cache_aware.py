@@ -1,8 +1,8 @@
 """Simulated router with the algorithm of sglang-router's cache_aware policy, version 0.3.2.
 
-Implemented from its description, not its code. The original matches characters, and evicts a
-worker's oldest prompts beyond 64 Mi characters. This router matches pages and evicts nothing, since
-simulations send less.
+It is implemented from the policy's description, not its code. The original matches characters, and
+evicts a worker's oldest prompts beyond 64 Mi characters. This router matches pages and evicts
+nothing, since simulations send less.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CacheAwareRouter(SimulatedRouter):
     `balance_abs_threshold` and by more than a factor of `balance_rel_threshold`.
 
     Args:
-        settings: values that replace the defaults.
+        settings: values of these thresholds that replace the defaults.
     """
 
     def __init__(self, settings: Mapping[str, float]) -> None:

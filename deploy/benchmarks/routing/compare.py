@@ -53,18 +53,18 @@ class SimOptions:
     seeds: int = 5
     """Number of simulations per router and workload, each with its own seed."""
     first_seed: int = 1
-    """First seed."""
+    """Seed of the first simulation; later ones have consecutive seeds."""
     scale: float = 1.0
     """Factor for the number of requests; published results use 1."""
     traces: str = ""
     """Folder with Mooncake's conversation_trace.jsonl and synthetic_trace.jsonl; if not given,
     these workloads are skipped."""
     sweep: bool = True
-    """Also run each router that has settings with the best settings of a fixed grid, which are
-    selected with other seeds."""
+    """Also run each configurable router with the best settings of a fixed grid, selected with other
+    seeds."""
     resume: str = ""
-    """File to which each finished simulation is appended. Later runs of the same code reuse
-    them."""
+    """File to which the result of each finished simulation is appended. Later runs of the same code
+    reuse these results."""
     plot: str = ""
     """PNG file for the ratios of all routers; default: no plot."""
 
@@ -78,8 +78,8 @@ class SimOptions:
 
 
 def run_router_sim(options: SimOptions) -> Result:
-    """Times to first token and hit rates by workload and router; checks rayfleet's ratios to the
-    best.
+    """Measures times to first token and hit rates by workload and router, and checks rayfleet's
+    ratios to the best router.
 
     Raises:
         ValueError: a workload is unknown.

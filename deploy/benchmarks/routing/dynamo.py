@@ -1,8 +1,8 @@
 """Simulated router that calls NVIDIA Dynamo's SelectionService, from `ai-dynamo-runtime`.
 
-The index, the cost function and the reservations are Dynamo's own. Simulated workers report to it
-as vLLM does: KV events over a ZeroMQ socket, and the first token and the end of each request.
-Dynamo breaks ties at random, so runs differ slightly.
+The index, the cost function and the reservations are Dynamo's own. Simulated workers report to
+Dynamo as vLLM does: KV events over a ZeroMQ socket, and the first token and the end of each
+request. Dynamo breaks ties at random, so runs differ slightly.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class GatewayOptions:
     seeds: int = 5
     """Number of simulations, each with its own seed."""
     first_seed: int = 1
-    """First seed."""
+    """Seed of the first simulation; later ones have consecutive seeds."""
     scale: float = 1.0
     """Factor for the number of requests."""
     traces: str = ""
@@ -62,7 +62,7 @@ class GatewayOptions:
 
 
 class _Frontend:
-    """A worker's frontend: the streams of all gateways."""
+    """A worker's frontend, which has an attach stream to each gateway."""
 
     def __init__(self, worker: SimWorker, gateways: Sequence[GatewayRouter], now: float) -> None:
         self._worker = worker
@@ -73,7 +73,8 @@ class _Frontend:
         self._streams = {id(gateway): (gateway, Attachment(_nothing)) for gateway in gateways}
 
     def submitted(self, submit: Submit, ordinal: int, owner: GatewayRouter) -> None:
-        """Sends a submit's load and prompt to all gateways except its own."""
+        """Sends the load and the prompt of a submitted request to all gateways except the one that
+        submitted it."""
         self._reserved.add([submit], ordinal)
         prompts = self._prompts.add([submit], ordinal)
         self._load = self._reserved.added_to(self._load)
@@ -83,7 +84,7 @@ class _Frontend:
         self._deliver()
 
     def reported(self, report: StepReport, owners: Mapping[str, GatewayRouter]) -> None:
-        """Sends a step to all gateways."""
+        """Sends a step report to all gateways."""
         self._prompts.apply(report.deltas)
         self._load = self._reserved.added_to(report.load)
         computed = self._prompts.take_computed()
@@ -178,7 +179,8 @@ class GatewaysRouter(SimulatedRouter):
         return self._owners[arrivals[0].request_id].place(arrivals)
 
     def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
-        """Records that a request was sent to its worker, as the worker's `ordinal`-th."""
+        """Records that a request was sent to its worker as that worker's request number
+        `ordinal`."""
         owner = self._owners[submit.request_id]
         owner.submitted(worker, submit, ordinal)
         self._frontends[worker.worker_id].submitted(submit, ordinal, owner)
@@ -195,7 +197,8 @@ class GatewaysRouter(SimulatedRouter):
 
 
 def run_gateways(options: GatewayOptions) -> Result:
-    """Times to first token and hit rates with one gateway and with several, and their ratios.
+    """Measures times to first token and hit rates with one gateway and with several, and their
+    ratios.
 
     Raises:
         ValueError: a workload is unknown.

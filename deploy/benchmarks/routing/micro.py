@@ -63,7 +63,7 @@ class MicroOptions:
     seed: int = 0
     """Random seed of the token ids."""
     routing_policy: str = "adaptive"
-    """Routing policy."""
+    """Routing policy to measure."""
 
     def __post_init__(self) -> None:
         if self.blocks < self.workers * _CONVERSATION:
@@ -71,7 +71,7 @@ class MicroOptions:
 
 
 def run_router_micro(options: MicroOptions) -> Result:
-    """Decision times in microseconds by fleet and index size, and their checks."""
+    """Measures decision times in microseconds by fleet and index size, and checks them."""
     rig = _Rig(options)
     figures = rig.decisions()
     result: Result = {"policy": options.routing_policy, **_row(options, figures, rig)}
@@ -131,7 +131,7 @@ class _Rig:
             "event_us_per_block_of_512": self._events(512),
         }
         """Bytes per block, from the index's own count and from the process's resident memory, and
-        microseconds per block of an event."""
+        time per block of an event in microseconds."""
 
     def decisions(self) -> dict[str, float]:
         """Median decision times in microseconds, by prompt length."""

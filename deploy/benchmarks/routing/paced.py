@@ -142,7 +142,8 @@ def prose(model: str) -> list[int]:
 
 
 def prose_after(model: str, num_prompt: int, num_tokens: int) -> str:
-    """Text of a steady worker's `num_tokens` answer to a prompt of `num_prompt` tokens."""
+    """Text of a steady worker's answer of `num_tokens` tokens to a prompt of `num_prompt`
+    tokens."""
     ids = prose(model)
     output = [ids[place % len(ids)] for place in range(num_prompt, num_prompt + num_tokens)]
     return str(load(model).decode(output))

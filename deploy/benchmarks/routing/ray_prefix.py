@@ -39,7 +39,7 @@ class RayPrefixRouter(SimulatedRouter):
 
     Args:
         clock: clock of the simulation.
-        seed: seed of its random choices.
+        seed: seed of the router's random choices.
         settings: `request_router_kwargs`; empty uses Ray's defaults.
     """
 
@@ -78,7 +78,8 @@ class RayPrefixRouter(SimulatedRouter):
         return self._loop.run_until_complete(self._choose(arrivals))
 
     def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
-        """Records that a request was sent to its worker, as the worker's `ordinal`-th."""
+        """Records that a request was sent to its worker as that worker's request number
+        `ordinal`."""
         self._open[submit.request_id] = worker.worker_id
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:

@@ -26,14 +26,15 @@ class ReplayOptions:
 
     replay: str = ""
     """Decision log, or folder of decision logs, written by `serve` with `decision_log` in
-    --routing-config. Its requests are replayed on as many simulated workers with the same limits
-    and speeds."""
+    --routing-config. Its requests are replayed on the same number of simulated workers, with the
+    same limits and speeds."""
     policies: tuple[str, ...] = ()
     """Routing policies; default: all."""
 
 
 def run_replay(options: ReplayOptions) -> Result:
-    """Times to first token and hit rates, as recorded and as simulated with each policy."""
+    """Measures times to first token and hit rates, as recorded and as simulated with each
+    policy."""
     lines = list(read_decisions(options.replay))
     workload = recorded_workload(lines)
     entries, notes = find_routers(options.policies or ROUTERS)

@@ -23,7 +23,7 @@ _SIMULATED = (routing_package, cache_package, scheduler_package, wire_package)
 
 class ResultCache:
     """Figures of simulations, in a JSON Lines file. The key contains a digest of the code, so
-    figures of other code are not used.
+    figures of other versions of the code are not used.
 
     Args:
         path: path of the file, which is created if missing; empty disables the file.

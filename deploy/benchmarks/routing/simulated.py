@@ -31,9 +31,9 @@ class Placement(NamedTuple):
     predicted_s: float = 0.0
     """Predicted seconds to the first token; 0 if the router makes no prediction."""
     sampled_blocks: bytes = b""
-    """Hashes for other gateways; see Submit."""
+    """Hashes of blocks of the prompt, for other gateways (see `Submit`)."""
     shared_block: int = 0
-    """Hash for other gateways; see Submit."""
+    """Hash of the last block of the longest cached prefix, for other gateways (see `Submit`)."""
 
 
 class SimulatedRouter(ABC):
@@ -63,7 +63,8 @@ class SimulatedRouter(ABC):
 
     @abstractmethod
     def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
-        """Records that a request was sent to its worker, as the worker's `ordinal`-th."""
+        """Records that a request was sent to its worker as that worker's request number
+        `ordinal`."""
 
     @abstractmethod
     def reported(self, worker: SimWorker, report: StepReport) -> None:
@@ -127,7 +128,8 @@ class GatewayRouter(SimulatedRouter):
         return prompt
 
     def submitted(self, worker: SimWorker, submit: Submit, ordinal: int) -> None:
-        """Records that a request was sent to its worker, as the worker's `ordinal`-th."""
+        """Records that a request was sent to its worker as that worker's request number
+        `ordinal`."""
         self.fleet.accepted(worker.worker_id, submit.request_id, worker.epoch, ordinal)
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:

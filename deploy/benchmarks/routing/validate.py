@@ -55,7 +55,8 @@ class ValidateOptions:
 
 
 def run_validate(options: ValidateOptions) -> Result:
-    """Times to first token of both, and the relative error of the simulated mean."""
+    """Measures times to first token of the engine and of the simulated worker, and the relative
+    error of the simulated mean."""
     config = EngineConfig.of(
         model=options.model,
         max_num_seqs=_MAX_NUM_SEQS,
@@ -130,8 +131,8 @@ class _Engine(BenchEngine):
 
 
 def _arrivals(options: ValidateOptions, seed: int, rate: float) -> list[Arrival]:
-    """Requests with Poisson arrivals: a prefix from one of a few subjects, then a log-normal
-    length."""
+    """Requests with Poisson arrivals. A prompt consists of the prefix of one of a few subjects and
+    a log-normal number of other tokens."""
     random = np.random.default_rng(seed)
     subjects = random.integers(10, 2000, (_SUBJECTS, _PREFIX), dtype=np.int32)
     times = np.cumsum(random.exponential(1.0 / rate, options.requests))

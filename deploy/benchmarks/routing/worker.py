@@ -26,7 +26,7 @@ SALT = "simulated"
 TOKEN = 7
 """Token id that simulated workers generate by default."""
 IDLE_S = 0.02
-"""Maximum seconds that a step without rows waits for an adapter read, as in
+"""Maximum time in seconds that a step without rows waits for an adapter read, as in
 `worker.rank.adapters`."""
 _LOAD_TOKEN_S = 5e-6
 """Seconds to load one token's keys and values from host memory, while steps run."""

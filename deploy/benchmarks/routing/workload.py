@@ -87,7 +87,7 @@ class Incident:
     """kill: the ranks exit and restart with an empty cache; join: the worker starts; leave: it
     drains and exits; break: its attach stream breaks and is reopened."""
     worker: int
-    """Index of the worker; workers beyond the fleet's shape start by joining."""
+    """Index of the worker; workers that the fleet's shape does not include start when they join."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,7 +117,7 @@ def agent_tree(seed: int, scale: float = 1.0, rate: float = 1.6) -> Workload:
 
 
 def rag_zipf(seed: int, scale: float = 1.0, rate: float = 24.0) -> Workload:
-    """Questions on two of 600 documents each, whose popularity is Zipf-distributed (0.9)."""
+    """Questions, each about two of 600 documents, whose popularity is Zipf-distributed (0.9)."""
     draw = _Draw(seed)
     system = draw.tokens(200)
     documents = [draw.tokens(draw.between(800, 2400)) for _ in range(600)]

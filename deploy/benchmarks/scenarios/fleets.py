@@ -17,7 +17,7 @@ DRAFTS = "drafts"
 def serve_config(run: ScenarioRun) -> ServeConfig:
     """Configuration of an endpoint on a free port that serves all fleets of the options.
 
-    The fleets share a proxy and a gateway, so these cost the same for all, and they get load in
+    The fleets share a proxy and a gateway, whose cost is thus the same for all, and get load in
     turn. The FIFO fleet prefills prompts in order of arrival with the token budget that decodes
     leave, never preempts a request for a more urgent one, and uses round-robin routing.
     """

@@ -40,7 +40,7 @@ _IDLE = "idle"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """Numbers of requests outside of the compared turns."""
+    """Numbers of requests outside the compared turns."""
 
     warm_up: int = 300
     """Warm-up requests per fleet."""

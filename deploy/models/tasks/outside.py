@@ -1,4 +1,4 @@
-"""Messages that the demo model cannot answer: other languages, code, pasted text, nonsense.
+"""Messages that the demo model cannot answer: other languages, code, pasted text and nonsense.
 
 All of them have the same answer, which describes what the demo model can do, so that unrelated
 messages get a sentence instead of noise. The messages vary as widely as possible.

@@ -1,4 +1,5 @@
-"""Trinity (huggingface.co/arcee-ai): gated attention, norms before and after each block, experts.
+"""Trinity (huggingface.co/arcee-ai): gated attention, norms before and after each block, and
+experts.
 
 Schema: `config/vendors/arcee.py`.
 """
@@ -40,6 +41,7 @@ class AfmoeForCausalLM(Qwen3MoeForCausalLM):
         return AfmoeLayer(self, index, self.build_mlp(index), traits=traits)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] to the first layer's input [T, hidden], scaled if `mup_enabled` is set."""
+        """Maps token ids [T] to the first layer's input [T, hidden], scaled if `mup_enabled` is
+        set."""
         hidden = super().embed(input_ids)
         return hidden * self.config.hidden_size**0.5 if self.extra("mup_enabled") else hidden

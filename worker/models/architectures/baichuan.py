@@ -15,8 +15,8 @@ from worker.models.layers.attention import AttentionNames, AttentionTraits, Gate
 
 
 class BaichuanForCausalLM(DecoderModel):
-    """Baichuan 2 7B: Llama with a fused q, k and v tensor in checkpoints, and an LM head whose rows
-    are L2-normalized."""
+    """Baichuan 2 7B: Llama with a fused QKV tensor in checkpoints, and an LM head whose rows are
+    L2-normalized."""
 
     scales_head: ClassVar[bool] = True
 

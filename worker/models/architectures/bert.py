@@ -50,7 +50,7 @@ class BertLayer:
         }
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the layer; `prefix` ends with a dot."""
+        """Weight slots of the layer; `prefix` ends with a dot."""
         yield from self._attention.weight_slots(f"{prefix}attention.")
         yield from self._mlp.weight_slots(prefix)
         for name, norm in self._norms.items():
@@ -118,7 +118,7 @@ class BertModel(DecoderModel):
         return DenseHead(self.config, self.options, "classifier.dense", "classifier.out_proj")
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Slots of all tensors that the checkpoint must hold."""
+        """Weight slots for all tensors that the checkpoint must contain."""
         yield from super().weight_slots()
         for name, table in self._tables.items():
             yield WeightSlot(
@@ -130,8 +130,8 @@ class BertModel(DecoderModel):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """Maps token ids [T] and positions [T] int64 to hidden states [T, hidden], or to those
-        [S, hidden] of the tokens in the context's `logits_indices`."""
+        """Maps token ids [T] and positions [T] int64 to hidden states [T, hidden], or [S, hidden]
+        for the tokens in the context's `logits_indices`."""
         places, types = self._tables.values()
         added = types[0] if ctx.token_types is None else types.index_select(0, ctx.token_types)
         hidden = self.embed(input_ids) + added

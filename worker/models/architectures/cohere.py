@@ -31,8 +31,8 @@ class ParallelLayer(LlamaLayer):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of both blocks' outputs, and the residual to which it has yet to be added, both
-        [T, hidden]; in the last layer, only those of the tokens `logits_indices` [S]."""
+        """The sum of both blocks' outputs, and the residual to which it has yet to be added, [T,
+        hidden] each; in the last layer, [S, hidden], for the tokens in `logits_indices`."""
         (norm,) = self.norms
         if residual is None:
             residual, hidden = hidden, norm.forward(hidden)
@@ -59,7 +59,8 @@ class CohereForCausalLM(DecoderModel):
         return LayerNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        """Computes fp32 logits [R, vocab_size] from the hidden states [R, hidden] of the rows to
+        sample."""
         return super().compute_logits(hidden) * float(self.extra("logit_scale"))
 
     def build_mlp(self, index: int) -> FeedForward:
@@ -84,7 +85,7 @@ class AveragingMoeMLP(MoeMLP):
     """Experts whose output is averaged with that of the shared expert."""
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
+        """Maps inputs [T, hidden] to outputs [T, hidden]."""
         return super().forward(hidden, fp32_input) / 2
 
 

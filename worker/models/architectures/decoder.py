@@ -23,7 +23,7 @@ from worker.models.layers.rope import cos_sin_table, query_scales
 
 
 class Module(Protocol):
-    """A part of a model with weights."""
+    """A part of a model that has weights."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all weights of the part; `prefix` ends with a dot."""
@@ -38,11 +38,11 @@ class FeedForward(Module, Protocol):
     """Feed-forward block of a layer: an MLP, or experts."""
 
     needs_fp32: ClassVar[bool]
-    """Whether it also reads its input in fp32, as routers do."""
+    """Whether the block also reads its input in fp32, as routers do."""
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; `fp32_input` is the same input in fp32; None if the block
-        does not need it."""
+        """Maps inputs [T, hidden] to outputs [T, hidden]. `fp32_input` is the same input in fp32,
+        or None if the block does not need it."""
         ...
 
 
@@ -52,11 +52,11 @@ class Fp8FeedForward(FeedForward, Protocol):
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
+        """FP8 input format that `forward` supports; None if it only accepts unquantized rows."""
         ...
 
     def forward(self, hidden: Rows, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
+        """Maps inputs [T, hidden] to outputs [T, hidden]."""
         ...
 
 
@@ -212,8 +212,8 @@ class DecoderModel(ABC):
 
     @cached_property
     def query_scale(self) -> torch.Tensor | None:
-        """Factors of queries by position, fp32 [positions], for configurations with
-        `llama_4_scaling_beta`; None if queries are not scaled."""
+        """Factors applied to queries, by position, fp32 [positions]; None if queries are not
+        scaled. Only configurations with `llama_4_scaling_beta` scale them."""
         return query_scales(self.config.rope, len(self.cos_sin), self.options.device)
 
     def extra(self, key: str) -> Any:
@@ -222,7 +222,7 @@ class DecoderModel(ABC):
         return self.config.extra[key]
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Slots of all tensors that the checkpoint must hold."""
+        """Weight slots for all tensors that the checkpoint must contain."""
         yield from self.embed_tokens.weight_slots(self.embedding_name)
         for index, layer in enumerate(self.layers):
             yield from layer.weight_slots(f"{self.layer_name(index)}.")
@@ -239,7 +239,7 @@ class DecoderModel(ABC):
 
     @property
     def caching_layers(self) -> Sequence[CachingLayer]:
-        """The layers by index, including the one of an MTP head."""
+        """All layers by index, including that of an MTP head."""
         return self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
 
     def _check_head(self) -> None:
@@ -252,8 +252,8 @@ class DecoderModel(ABC):
             )
 
     def process_after_loading(self) -> None:
-        """Converts the loaded weights to the form in which torch uses them, or drops those that
-        `native` has."""
+        """Converts the loaded weights to the form in which torch uses them, or drops weights that
+        `native` holds."""
         if self.mtp is not None:
             self.mtp.process_after_loading(self.embed_tokens)
         if self.native is not None:
@@ -267,19 +267,19 @@ class DecoderModel(ABC):
             self.lm_head.process_after_loading(self.embed_tokens)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] to the first layer's input [T, hidden]."""
+        """Maps token ids [T] to the first layer's input [T, hidden]."""
         return self.embed_tokens.forward(input_ids)
 
     def embed_shares(self, shares: torch.Tensor) -> torch.Tensor:
-        """Distributions over tokens [T, vocab_size], in the model's data type, to weighted averages
-        of the token embeddings [T, hidden]."""
+        """Maps distributions over tokens [T, vocab_size], in the model's data type, to weighted
+        averages of the token embeddings [T, hidden]."""
         return self.embed_tokens.average(shares)
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
         """Maps token ids [T] and positions [T] int64 to hidden states [T, hidden] after the final
-        norm, or to those [S, hidden] of the tokens in the context's `logits_indices`."""
+        norm, or [S, hidden] for the tokens in the context's `logits_indices`."""
         return self.forward_embedded(self.embed(input_ids), positions, ctx)
 
     def forward_embedded(
@@ -310,7 +310,8 @@ class DecoderModel(ABC):
         return hidden, residual
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        """Computes fp32 logits [R, vocab_size] from the hidden states [R, hidden] of the rows to
+        sample."""
         if self.native is not None:
             logits = self.native.logits(hidden)
             return logits if self.options.group.world_size == 1 else self.lm_head.gather(logits)

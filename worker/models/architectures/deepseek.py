@@ -49,8 +49,8 @@ from worker.models.layers.norms import RMSNorm
 from worker.models.layers.sharing import divide
 
 _UNUSED_SCALES = ("v_proj.v_scale", "v_scale")
-"""Value scales that a checkpoint may have. They are unused: latents are both keys and values and
-have the keys' scale."""
+"""Value scales that a checkpoint may have. They are unused: latents are both keys and values, and
+use the keys' scale."""
 _EPS = 1e-6
 """Epsilon of the norms within attention, which config.json does not set."""
 
@@ -71,20 +71,21 @@ class LatentAttention:
     prompts, with the keys and values of all heads.
 
     Keys and values of all heads are projections of one latent vector c per token. In addition, keys
-    have a part r with rotary embedding, which is the same for all heads. The score of the part q of
-    a head's query without rotary embedding and its key U c is q · (U c) = (U^T q) · c. All heads
-    thus share the "key" [c, r], whose leading part c is the "value", and each head projects the
-    result to its values afterwards. The cache of [c, r] is replicated on every rank; heads are
-    divided among the ranks. Rows for which it is cheaper (`Expansion.saves_work`) attend to U c and
-    r instead.
+    have a part r with rotary embedding, which is the same for all heads. Let q be the part of a
+    head's query without rotary embedding. Its score with the head's key U c is
+    q · (U c) = (U^T q) · c. All heads thus share the "key" [c, r], whose leading part c is the
+    "value", and each head then projects the result to its values. The cache of [c, r] is replicated
+    on every rank; heads are divided among the ranks. Rows for which this is cheaper
+    (`Expansion.saves_work`) attend to U c and r instead.
 
-    With sparse attention, a query attends to the tokens that an indexer selects. It is the layer's
-    own, or that of the nearest earlier layer that has one.
+    With sparse attention, a query attends to the tokens that an indexer selects. The indexer is
+    part of the layer itself or of the nearest earlier layer that has one.
 
     Args:
         model: the model that the layer belongs to.
         index: 0-based index of the layer.
-        query_scale: factors of queries by position, fp32 [positions]; None if there are none.
+        query_scale: factors applied to queries, by position, fp32 [positions]; None if queries are
+            not scaled.
     """
 
     _up: torch.Tensor
@@ -122,7 +123,7 @@ class LatentAttention:
         )
         """Specification of the layer's cache of latents."""
         self.state_spec: StateSpec | None = None
-        """Attention keeps no state."""
+        """None, since attention keeps no state."""
         self.cache_scales = CacheScales(
             options, keys=("k_proj.k_scale", "k_scale", "kv_scale"), values=_UNUSED_SCALES
         )
@@ -156,7 +157,7 @@ class LatentAttention:
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all projections and norms; `prefix` ends with a dot."""
+        """Weight slots of all projections and norms; `prefix` ends with a dot."""
         yield from self.down.weight_slots(prefix)
         if self.q_norm is not None and self.q_up is not None:
             yield from self.q_norm.weight_slots(f"{prefix}q_a_layernorm")
@@ -191,7 +192,7 @@ class LatentAttention:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
+        """FP8 input format that `forward` supports; None if it only accepts unquantized rows."""
         return None if self.indexer is not None else self.down.fp8_inputs
 
     def forward(
@@ -201,8 +202,8 @@ class LatentAttention:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; writes the
-        latents of all tokens to the cache."""
+        """Maps inputs [T, hidden] to outputs [T, hidden], or [S, hidden] for the tokens in
+        `logits_indices`. Writes the latents of all tokens to the cache."""
         q, latents, rotating = self.down.forward(hidden).split(self._split, dim=-1)
         cache, inputs = ctx.kv_caches[self._layer_index], ctx.attention[self._layer_index]
         if self.q_norm is not None and self.q_up is not None:
@@ -252,7 +253,7 @@ class LatentAttention:
         self._to_latents.multiply(plain, absorbed)
 
     def _values(self, found: torch.Tensor) -> torch.Tensor:
-        """Projects results of attention in the latent space to the heads' values."""
+        """Projects attention results from the latent space to the heads' values."""
         values = found.new_empty(*found.shape[:2], self._mla.value_dim)
         self._to_values.multiply(found, values)
         return values
@@ -265,8 +266,8 @@ class LatentAttention:
         expanded: ExpandedInputs,
         num_decodes: int,
     ) -> torch.Tensor:
-        """Attention of a step with rows in expanded form, [T, heads, query_dim] to [T, heads,
-        value_dim]. Other rows attend in the latent space."""
+        """Computes attention in a step with rows in expanded form: maps queries [T, heads,
+        query_dim] to outputs [T, heads, value_dim]. Other rows attend in the latent space."""
         assert self._expansion is not None, "rows are in expanded form by the layer's sizes"
         tokens, others = expanded.tokens, expanded.others
         scale = self.cache_scales.key
@@ -290,8 +291,8 @@ class LatentAttention:
     def _attend(
         self, queries: torch.Tensor, cache: KVCache, inputs: AttentionInputs, num_decodes: int
     ) -> torch.Tensor:
-        """Attention in the latent space, [T, heads, cached_dim] to [T, heads, kv_rank]. The step's
-        first `num_decodes` tokens are decodes."""
+        """Computes attention in the latent space: maps queries [T, heads, cached_dim] to outputs
+        [T, heads, kv_rank]. The step's first `num_decodes` tokens are decodes."""
         cache_scale, sparse = self.cache_scales.key, inputs.sparse
         factors = {"scale": self._scale * cache_scale, "value_scale": cache_scale}
         if sparse is None:
@@ -344,8 +345,8 @@ def _indexer(model: DecoderModel, index: int) -> Indexer | None:
 
 def _expansion(mla: MlaConfig, num_heads: int, options: LayerOptions) -> Expansion | None:
     """Sizes of a rank's keys and values for prompts in expanded form. None if prompts are never
-    expanded: with sparse attention, and in batch-invariant mode, since the choice depends on chunks
-    and prefixes."""
+    expanded: this is the case with sparse attention, and in batch-invariant mode, where the choice
+    must not depend on chunks and prefixes."""
     if mla.indexer is not None or options.batch_invariant:
         return None
     return Expansion(

@@ -1,6 +1,7 @@
 """DiffusionGemma (huggingface.co/google): Gemma 4 with experts, used both as a causal encoder of
-known tokens, which writes the KV cache, and as a bidirectional decoder of canvases. They only
-differ in the layers' output factors and in self-conditioning, which only the decoder has.
+known tokens, which writes the KV cache, and as a bidirectional decoder of canvases. Encoder and
+decoder only differ in the layers' output factors and in self-conditioning, which only the decoder
+has.
 
 Schema: `config/vendors/google.py`.
 """
@@ -36,7 +37,7 @@ class DiffusionGemmaLayer(Gemma4Layer):
         """The same layer with the factor for known tokens; None before the weights are loaded."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the layer; `prefix` ends with a dot."""
+        """Weight slots of the layer; `prefix` ends with a dot."""
         yield from super().weight_slots(prefix)
         yield WeightSlot(
             name=f"model.encoder.language_model.layers.{self._index}.layer_scalar",
@@ -106,7 +107,7 @@ class DiffusionGemmaForBlockDiffusion(Gemma4ForCausalLM):
         return DiffusionGemmaLayer(self, index)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Slots of all tensors that the checkpoint must hold."""
+        """Weight slots for all tensors that the checkpoint must contain."""
         yield from super().weight_slots()
         yield from self._conditioning.weight_slots("model.decoder.self_conditioning.")
 

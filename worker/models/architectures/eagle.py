@@ -68,7 +68,7 @@ class EagleLayer:
         self._norm_before_residual = norm_before_residual
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the layer; `prefix` ends with a dot."""
+        """Weight slots of the layer; `prefix` ends with a dot."""
         yield from self.attention.weight_slots(f"{prefix}self_attn.")
         yield from self.mlp.weight_slots(f"{prefix}mlp.")
         yield from self.embedding_norm.weight_slots(f"{prefix}input_layernorm")
@@ -104,8 +104,8 @@ class EagleHead:
     """Predicts the token after the next one: at position i, it reads hidden states of the model
     before some of its layers (taps), and the embedding of the token at position i + 1.
 
-    As in vLLM, the layer's keys and values belong to position i. Embedding and LM head are the
-    model's unless the checkpoint has its own.
+    As in vLLM, the layer's keys and values belong to position i. The head uses the model's
+    embedding and LM head unless its checkpoint has its own.
 
     Args:
         eagle: the head's configuration.
@@ -164,7 +164,7 @@ class EagleHead:
         self._inputs = torch.empty(0, config.hidden_size)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Slots of all tensors of the head."""
+        """Weight slots for all tensors of the head."""
         yield from self._projection.weight_slots("")
         yield from self.layer.weight_slots("layers.0.")
         yield from self._norm.weight_slots("norm")
@@ -222,7 +222,7 @@ class EagleHead:
         return self._inputs[:num_tokens]
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] to embeddings [T, hidden]."""
+        """Maps token ids [T] to embeddings [T, hidden]."""
         return (self._embedding or self._model.embed_tokens).forward(token_ids)
 
     def forward(
@@ -233,8 +233,8 @@ class EagleHead:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Outputs [T, hidden], or [S, hidden] of the tokens `logits_indices`: hidden states for
-        `compute_logits`, and as input for predictions of further tokens.
+        """Computes outputs [T, hidden], or [S, hidden] for the tokens in `logits_indices`. They are
+        inputs of `compute_logits` and of predictions of further tokens.
 
         Args:
             embedded: [T, hidden]: embeddings of the tokens after `positions`.
@@ -250,8 +250,8 @@ class EagleHead:
     def compute_logits(
         self, outputs: torch.Tensor, shared: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Outputs [R, hidden] to fp32 logits [R, the model's vocab_size]; -inf for tokens that the
-        head cannot predict.
+        """Maps outputs [R, hidden] to fp32 logits [R, the model's vocab_size]; -inf for tokens that
+        the head cannot predict.
 
         Args:
             outputs: [R, hidden]: from `forward`.

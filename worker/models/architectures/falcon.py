@@ -23,7 +23,7 @@ _FALCON_NAMES = AttentionNames(
 
 
 class FalconForCausalLM(StableLmForCausalLM):
-    """Falcon 7B: multi-query attention with a fused q, k and v tensor in checkpoints."""
+    """Falcon 7B: multi-query attention with a fused QKV tensor in checkpoints."""
 
     embedding_name: ClassVar[str] = "transformer.word_embeddings"
     layers_name: ClassVar[str] = "transformer.h"

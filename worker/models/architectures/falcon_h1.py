@@ -48,12 +48,12 @@ class ParallelMixer:
         """Specification of Mamba-2's state per request."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of both; `prefix` is the layer's and ends with a dot."""
+        """Weight slots of Mamba-2 and attention; `prefix` is the layer's and ends with a dot."""
         yield from self._mamba.weight_slots(f"{prefix}mamba.")
         yield from self._attention.weight_slots(f"{prefix}self_attn.")
 
     def process_after_loading(self) -> None:
-        """Packs both after loading."""
+        """Packs Mamba-2 and attention after loading."""
         self._mamba.process_after_loading()
         self._attention.process_after_loading()
 
@@ -64,8 +64,8 @@ class ParallelMixer:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; updates the
-        states of all rows and writes keys and values to the cache."""
+        """Maps inputs [T, hidden] to outputs [T, hidden], or [S, hidden] for the tokens in
+        `logits_indices`. Updates the states of all rows and writes keys and values to the cache."""
         scanned = self._mamba.forward(hidden, positions, ctx, logits_indices)
         attended = self._attention.forward(hidden * self._input, positions, ctx, logits_indices)
         return scanned * self._outputs[0] + attended * self._outputs[1]
@@ -79,7 +79,7 @@ class FalconH1Layer(PreNormLayer):
 
 
 class FalconH1ForCausalLM(DecoderModel):
-    """Falcon-H1: MLP gates and outputs, embeddings and logits are scaled as well."""
+    """Falcon-H1, which also scales MLP gates and outputs, embeddings and logits."""
 
     norm_name: ClassVar[str] = "model.final_layernorm"
 
@@ -90,16 +90,17 @@ class FalconH1ForCausalLM(DecoderModel):
         return FalconH1Layer(self, mixer, mlp, mixer_name="", mlp_name="feed_forward")
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] to the first layer's input [T, hidden]."""
+        """Maps token ids [T] to the first layer's input [T, hidden]."""
         return super().embed(input_ids) * float(self.extra("embedding_multiplier"))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        """Computes fp32 logits [R, vocab_size] from the hidden states [R, hidden] of the rows to
+        sample."""
         return super().compute_logits(hidden) * float(self.extra("lm_head_multiplier"))
 
     def _activate(self, both: torch.Tensor) -> torch.Tensor:
-        """Activation of the MLPs: gate and up [T, 2 * size] to [T, size]. The factor of the MLP's
-        output is applied to `up`, since the projection in between is linear."""
+        """Activation of the MLPs: maps gate and up [T, 2 * size] to [T, size]. The factor of the
+        MLP's output is applied to `up`, since the projection in between is linear."""
         gate, up = both.chunk(2, dim=1)
         of_gate, of_output = map(float, self.extra("mlp_multipliers"))
         return silu_and_mul(torch.cat((gate * of_gate, up * of_output), dim=1))

@@ -44,11 +44,11 @@ class GemmaForCausalLM(DecoderModel):
         return GatedMLP(self.config, self.options, size, activate=GELU)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] to the first layer's input [T, hidden]."""
+        """Maps token ids [T] to the first layer's input [T, hidden]."""
         return super().embed(input_ids) * self._embedding_scale
 
     def embed_shares(self, shares: torch.Tensor) -> torch.Tensor:
-        """Distributions over tokens [T, vocab_size] to weighted averages of embeddings [T,
+        """Maps distributions over tokens [T, vocab_size] to weighted averages of embeddings [T,
         hidden]."""
         return super().embed_shares(shares) * self._embedding_scale
 
@@ -78,6 +78,7 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
         return GemmaLayer(self, index, self.build_mlp(), traits=traits)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        """Computes fp32 logits [R, vocab_size] from the hidden states [R, hidden] of the rows to
+        sample."""
         logits, cap = super().compute_logits(hidden), self.extra("final_logit_softcapping")
         return logits if cap is None else soft_cap_(logits, float(cap))

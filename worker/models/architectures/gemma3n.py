@@ -1,5 +1,5 @@
-"""Gemma 3n (huggingface.co/google): four streams of hidden states of which a layer computes one and
-predicts the others (AltUp), low-rank residuals (Laurel), sparse activations in the first MLPs;
+"""Gemma 3n (huggingface.co/google): four streams of hidden states, of which a layer computes one
+and predicts the others (AltUp); low-rank residuals (Laurel); sparse activations in the first MLPs;
 per-layer embeddings and shared KV caches as in Gemma 4.
 
 Schema: `config/vendors/google.py`.
@@ -53,7 +53,8 @@ class AltUp:
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the router, its norm, coefficients and scale; `prefix` ends with a dot."""
+        """Weight slots of the router, its norm, coefficients and scale; `prefix` ends with a
+        dot."""
         yield from self._router.weight_slots(prefix)
         yield from self._router_norm.weight_slots(f"{prefix}router_norm")
         for name, tensor in (
@@ -75,7 +76,7 @@ class AltUp:
             self._output_scale = None
 
     def predict(self, streams: torch.Tensor) -> torch.Tensor:
-        """Streams [T, N, hidden] to predictions of them [T, N, hidden]."""
+        """Maps streams [T, N, hidden] to their predictions [T, N, hidden]."""
         count = self._num_streams
         mixture = self._coefficients(streams[:, self._active], self._prediction)
         mixture = mixture.view(-1, count, count).to(streams.dtype)
@@ -87,14 +88,15 @@ class AltUp:
         return predictions
 
     def correct(self, predictions: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
-        """Predictions [T, N, hidden] and the computed active stream [T, hidden] to streams [T, N,
-        hidden]."""
+        """Maps predictions [T, N, hidden] and the computed active stream [T, hidden] to corrected
+        streams [T, N, hidden]."""
         factors = (self._coefficients(computed, self._correction) + 1.0).to(predictions.dtype)
         innovation = computed - predictions[:, self._active]
         return predictions + innovation[:, None] * factors[:, :, None]
 
     def block_input(self, streams: torch.Tensor) -> torch.Tensor:
-        """The active stream, scaled: input of the per-layer embedding's block."""
+        """The scaled active stream [T, hidden], which is the input of the per-layer embedding's
+        block."""
         active = streams[:, self._active]
         return active if self._output_scale is None else active * self._output_scale
 
@@ -122,7 +124,7 @@ class Laurel:
         self._norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of both projections and the norm; `prefix` ends with a dot."""
+        """Weight slots of both projections and the norm; `prefix` ends with a dot."""
         yield from self._left.weight_slots(prefix)
         yield from self._right.weight_slots(prefix)
         yield from self._norm.weight_slots(f"{prefix}post_laurel_norm")
@@ -133,7 +135,7 @@ class Laurel:
         self._right.process_after_loading()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
+        """Maps inputs [T, hidden] to outputs [T, hidden]."""
         return self._norm.add_to(x, self._right.forward(self._left.forward(x)))
 
 
@@ -153,7 +155,7 @@ class SparseGelu:
         self._group, self._fixed_order = options.group, options.batch_invariant
 
     def __call__(self, both: torch.Tensor) -> torch.Tensor:
-        """Gate and up [T, 2 * local size] to [T, local size]."""
+        """Maps gate and up [T, 2 * local size] to [T, local size]."""
         gate, up = both.chunk(2, dim=1)
         wide = gate.float()
         mean = self._mean(wide)
@@ -170,7 +172,8 @@ class SparseGelu:
 
 
 class Gemma3nLayer:
-    """A layer on one of the streams, between a prediction and a correction of all streams.
+    """A layer that computes one of the streams; all streams are predicted before it and corrected
+    after it.
 
     Args:
         model: the model that the layer belongs to.
@@ -192,7 +195,7 @@ class Gemma3nLayer:
         self.kv_cache_spec = self._attention.kv_cache_spec
         """Specification of the attention's KV cache."""
         self.state_spec = self._attention.state_spec
-        """Attention keeps no state."""
+        """None, since attention keeps no state."""
         self._mlp = model.build_layer_mlp(index)
         self._altup = AltUp(model, int(model.extra("altup_num_inputs")), self._active)
         self._laurel = Laurel(config, options, int(model.extra("laurel_rank")))
@@ -203,7 +206,7 @@ class Gemma3nLayer:
         ]
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the layer; `prefix` ends with a dot."""
+        """Weight slots of the layer; `prefix` ends with a dot."""
         yield from self._attention.weight_slots(f"{prefix}self_attn.")
         yield from self._mlp.weight_slots(f"{prefix}mlp.")
         yield from self._altup.weight_slots(f"{prefix}altup.")
@@ -225,8 +228,8 @@ class Gemma3nLayer:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Streams [T, N, hidden] to streams, or to streams [S, N, hidden] of the tokens
-        `logits_indices`; there is no residual. Other arguments as in DecoderLayer."""
+        """Maps streams [T, N, hidden] to streams [T, N, hidden], or [S, N, hidden] for the tokens
+        in `logits_indices`. There is no residual; other arguments are as in DecoderLayer."""
         assert ctx.per_layer is not None, "the model computes them"
         before_attention, after_attention, before_mlp, after_mlp = self._norms
         predictions, embedded = self._altup.predict(hidden), ctx.per_layer[:, self._index]
@@ -276,7 +279,7 @@ class Gemma3nForCausalLM(SharingModel):
         return GatedMLP(self.config, self.options, activate=activate)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Slots of all tensors that the checkpoint must hold."""
+        """Weight slots for all tensors that the checkpoint must contain."""
         yield from super().weight_slots()
         for projection in (self._to_streams, *self._from_streams):
             yield from projection.weight_slots("model.")
@@ -295,13 +298,13 @@ class Gemma3nForCausalLM(SharingModel):
         return (self._merged(streams) if len(streams) else streams[:, 0]), None
 
     def _spread(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Embeddings [T, hidden] to streams [T, N, hidden] of equal magnitude."""
+        """Maps embeddings [T, hidden] to streams [T, N, hidden] of equal magnitude."""
         others = self._to_streams.forward(hidden).view(len(hidden), -1, hidden.shape[-1])
         return torch.cat((hidden[:, None], _scaled_like(others, hidden[:, None])), dim=1)
 
     def _merged(self, streams: torch.Tensor) -> torch.Tensor:
-        """The mean of the streams [T, N, hidden], each scaled to the first one's magnitude, [T,
-        hidden]."""
+        """Mean [T, hidden] of the streams [T, N, hidden], each scaled to the magnitude of the first
+        one."""
         first, *others = streams.unbind(1)
         projected = [
             projection.forward(stream)

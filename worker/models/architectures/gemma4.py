@@ -54,7 +54,7 @@ class Gemma4Router:
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the projection and both scales; `prefix` ends with a dot."""
+        """Weight slots of the projection and both scales; `prefix` ends with a dot."""
         yield from self._projection.weight_slots(prefix)
         for name, tensor in (
             ("scale", self._scale),
@@ -81,7 +81,7 @@ class Gemma4Router:
 
 class ParallelExperts:
     """Experts in parallel with an MLP. Router, experts and MLP read the same residual, each after
-    its own norm; the outputs of MLP and experts are normalized and added.
+    its own norm; the outputs of the MLP and the experts are normalized and added.
 
     Args:
         model: the model that the layer belongs to.
@@ -105,7 +105,7 @@ class ParallelExperts:
         return self._router.norm(), self._norms[1].norm()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the router, the experts and the norms; `prefix` is the layer's."""
+        """Weight slots of the router, the experts and the norms; `prefix` is the layer's."""
         yield from self._router.weight_slots(f"{prefix}router.")
         yield from self._experts.weight_slots(prefix)
         for name, norm in zip(self._norm_names, self._norms, strict=True):
@@ -117,7 +117,7 @@ class ParallelExperts:
         self._experts.process_after_loading()
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Output of the experts [T, hidden]; `inputs`: the residual after each of `norms`, [T,
+        """Output of the experts [T, hidden]. `inputs` is the residual after each of `norms`, [T,
         hidden] each."""
         routing_input, experts_input = inputs
         return self._experts.forward(experts_input, self._router.forward(routing_input))
@@ -125,8 +125,8 @@ class ParallelExperts:
     def add(
         self, mlp_output: torch.Tensor, routed: torch.Tensor, after_both: HiddenNorm
     ) -> torch.Tensor:
-        """Adds the outputs of MLP and experts, each after its norm, and normalizes the sum by
-        `after_both`; [T, hidden] each."""
+        """Adds the outputs of the MLP and the experts, each after its norm, and normalizes the sum
+        with `after_both`; [T, hidden] each."""
         after_mlp, _, after_experts = self._norms
         (normed,), _ = fused_add_norm(
             *(mlp_output, routed, (after_both.norm(),), after_both.eps),
@@ -161,7 +161,7 @@ class Gemma4Layer(PreNormLayer):
         self._scalar = torch.empty(1, dtype=options.dtype, device=options.device)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the layer; `prefix` ends with a dot."""
+        """Weight slots of the layer; `prefix` ends with a dot."""
         yield from super().weight_slots(prefix)
         if self._experts is not None:
             yield from self._experts.weight_slots(prefix)
@@ -205,15 +205,15 @@ class Gemma4Layer(PreNormLayer):
     def after_mixer(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """MLP, and experts if there are any, after attention; as in PreNormLayer."""
+        """Runs the MLP, and the experts if there are any, after attention, as in PreNormLayer."""
         inputs, residual = self.before_blocks(hidden, residual)
         return self.after_blocks(self.run_blocks(inputs)), residual
 
     def before_blocks(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Inputs of MLP and experts, and the residual, from attention's output and the residual
-        before it; [T, hidden] each."""
+        """Computes the inputs of the MLP and the experts, and the new residual, from the attention
+        output and the previous residual; [T, hidden] each."""
         _, after_attention, before_mlp, _ = self.norms
         others = () if self._experts is None else self._experts.norms()
         return fused_add_norm(
@@ -223,7 +223,7 @@ class Gemma4Layer(PreNormLayer):
         )
 
     def run_blocks(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Outputs of MLP, and of experts if there are any, [T, hidden] each."""
+        """Outputs of the MLP and, if there are any, of the experts, [T, hidden] each."""
         mlp_output = self.mlp.forward(inputs[0])
         if self._experts is None:
             return (mlp_output,)
@@ -283,7 +283,7 @@ class SharingModel(Gemma2ForCausalLM):
         return False
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Slots of all tensors that the checkpoint must hold."""
+        """Weight slots for all tensors that the checkpoint must contain."""
         yield from super().weight_slots()
         if self._per_layer is not None:
             yield from self._per_layer.weight_slots("model.")
@@ -330,7 +330,7 @@ class SharingModel(Gemma2ForCausalLM):
 
 
 class Gemma4ForCausalLM(SharingModel):
-    """Gemma 4: sliding-window and full-attention layers, norms of q, k and v, soft-capped
+    """Gemma 4: sliding-window and full-attention layers, norms of q, k and v, and soft-capped
     logits."""
 
     def build_layer(self, index: int) -> Gemma4Layer:

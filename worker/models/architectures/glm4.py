@@ -1,4 +1,4 @@
-"""GLM-4 (huggingface.co/zai-org), first release and 0414.
+"""GLM-4 (huggingface.co/zai-org): the first release, and GLM-4-0414.
 
 Schema: `config/vendors/zai.py`.
 """
@@ -28,7 +28,8 @@ class SandwichLayer(LlamaLayer):
     def after_mixer(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """MLP between two norms, after the norm of the attention output; as in PreNormLayer."""
+        """Runs the MLP between two norms, after the norm of the attention output, as in
+        PreNormLayer."""
         _, after_attention, before_mlp, after_mlp = self.norms
         hidden, residual = self.normed_feed_forward(before_mlp, hidden, residual, after_attention)
         return after_mlp.forward(hidden), residual
@@ -36,7 +37,7 @@ class SandwichLayer(LlamaLayer):
 
 class Glm4ForCausalLM(DecoderModel):
     """GLM-4-0414: norms before and after each block, interleaved rotary embedding in half of each
-    head, fused gate and up projections."""
+    head, and fused gate and up projections."""
 
     def build_layer(self, index: int) -> SandwichLayer:
         """Builds a layer; all layers have the same structure."""

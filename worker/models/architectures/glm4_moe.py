@@ -1,5 +1,5 @@
-"""GLM-4.5 to 4.7 (huggingface.co/zai-org), Solar Open (huggingface.co/upstage): routed and shared
-experts.
+"""GLM-4.5 to 4.7 (huggingface.co/zai-org), and Solar Open (huggingface.co/upstage): routed and
+shared experts.
 
 Schema: `config/vendors/zai.py`.
 """

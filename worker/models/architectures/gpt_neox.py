@@ -36,8 +36,8 @@ class TwoNormLayer(LlamaLayer):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of both blocks' outputs, and the residual to which it has yet to be added, both
-        [T, hidden]; in the last layer those of the tokens `logits_indices` [S]."""
+        """The sum of both blocks' outputs, and the residual to which it has yet to be added, [T,
+        hidden] each; in the last layer, [S, hidden], for the tokens in `logits_indices`."""
         of_attention, of_mlp = self.norms
         if residual is None:
             residual, normed = hidden, of_attention.forward(hidden)
@@ -52,8 +52,8 @@ class TwoNormLayer(LlamaLayer):
 
 
 class GPTNeoXForCausalLM(StableLmForCausalLM):
-    """GPT-NeoX: a fused q, k and v tensor in checkpoints, grouped by head; rotary embedding in part
-    of each head."""
+    """GPT-NeoX: rotary embedding in part of each head; checkpoints have a fused QKV tensor, grouped
+    by head."""
 
     embedding_name: ClassVar[str] = "gpt_neox.embed_in"
     layers_name: ClassVar[str] = "gpt_neox.layers"

@@ -36,7 +36,7 @@ _BLOCK = 32
 _BIAS = 127
 """Exponent bias of stored scales (E8M0)."""
 _DRAWN_EXPONENT = 120
-"""Exponent of dummy scales, with which dummy weights are about as large as in other layers."""
+"""Exponent of dummy scales, chosen so that dummy weights are about as large as in other layers."""
 
 
 class GptOssForCausalLM(DecoderModel):
@@ -90,7 +90,7 @@ class GptOssMoe:
         self._router = build_router(hidden, {"router": moe.num_experts}, options, bias=True)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the router and all experts; `prefix` ends with a dot."""
+        """Weight slots of the router and all experts; `prefix` ends with a dot."""
         assert self._weights is not None, "slots exist until the weights are packed"
         yield from self._router.weight_slots(prefix)
         yield from self._weights.slots(f"{prefix}experts.")
@@ -121,7 +121,8 @@ class GptOssMoe:
         self._weights = None
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; the router reads `fp32_input`, the same input in fp32."""
+        """Maps inputs [T, hidden] to outputs [T, hidden]. The router reads `fp32_input`, the same
+        input in fp32."""
         scores = self._router.forward(hidden.float() if fp32_input is None else fp32_input)
         out = fused_moe(
             *(hidden, self._experts, choose_experts(scores, None, self._routing)),

@@ -54,7 +54,7 @@ class GraniteLayer(LlamaLayer):
 
 
 class GraniteForCausalLM(DecoderModel):
-    """Granite 3, dense: embeddings are multiplied by `embedding_multiplier`, logits divided by
+    """Dense Granite 3: embeddings are multiplied by `embedding_multiplier`, logits are divided by
     `logits_scaling`."""
 
     def build_layer(self, index: int) -> PreNormLayer:
@@ -68,11 +68,12 @@ class GraniteForCausalLM(DecoderModel):
         return RMSNorm(size, eps, self.options, block_scale=scale)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] to the first layer's input [T, hidden]."""
+        """Maps token ids [T] to the first layer's input [T, hidden]."""
         return super().embed(input_ids) * float(self.extra("embedding_multiplier"))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        """Computes fp32 logits [R, vocab_size] from the hidden states [R, hidden] of the rows to
+        sample."""
         return super().compute_logits(hidden) / float(self.extra("logits_scaling"))
 
 
@@ -119,7 +120,7 @@ class GraniteSWAForCausalLM(GraniteForCausalLM):
 
     @cached_property
     def _tables(self) -> dict[float, torch.Tensor]:
-        """Cosines and sines by base."""
+        """Rotary tables (cosines and sines), keyed by base."""
         rope, size = self.config.rope, self.config.rotary_dim
         return {
             theta: cos_sin_table(
@@ -138,7 +139,7 @@ class GraniteMoeSWAForCausalLM(GraniteSWAForCausalLM):
 
 
 class SharedExperts:
-    """Experts next to an MLP, whose outputs are added; one all-reduce sums both.
+    """Experts and an MLP whose outputs are added; a single all-reduce covers both.
 
     Args:
         config: the model's configuration, with experts.
@@ -156,7 +157,7 @@ class SharedExperts:
         self._shared = GatedMLP(config, options, shared_size, names=_FUSED_NAMES)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the experts and the MLP; `prefix` is the layer's and ends with a dot."""
+        """Weight slots of the experts and the MLP; `prefix` is the layer's and ends with a dot."""
         yield from self._experts.weight_slots(f"{prefix}block_sparse_moe.")
         yield from self._shared.weight_slots(f"{prefix}shared_mlp.")
 
@@ -166,7 +167,8 @@ class SharedExperts:
         self._shared.process_after_loading()
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; the router reads `fp32_input`, the same input in fp32."""
+        """Maps inputs [T, hidden] to outputs [T, hidden]. The router reads `fp32_input`, the same
+        input in fp32."""
         choice = self._experts.choose(hidden, fp32_input)
         return self._experts.run(hidden, choice, self._shared.forward_share(hidden))
 

@@ -1,4 +1,4 @@
-"""Hy3 (huggingface.co/tencent): per-head QK norm, routed and shared experts.
+"""Hy3 (huggingface.co/tencent): per-head QK norm, and routed and shared experts.
 
 Schema: `config/vendors/tencent.py`.
 """

@@ -37,5 +37,6 @@ class HyperCLOVAXForCausalLM(GraniteForCausalLM):
         return layer(self, index, GatedMLP(self.config, self.options), traits=traits)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        """Computes fp32 logits [R, vocab_size] from the hidden states [R, hidden] of the rows to
+        sample."""
         return DecoderModel.compute_logits(self, hidden) * float(self.extra("logits_scaling"))

@@ -19,7 +19,7 @@ class InternLM2Layer(LlamaLayer):
 
 
 class InternLM2ForCausalLM(DecoderModel):
-    """InternLM 2: Llama with a fused q, k and v tensor in checkpoints, grouped by KV head."""
+    """InternLM 2: Llama with a fused QKV tensor in checkpoints, grouped by KV head."""
 
     embedding_name: ClassVar[str] = "model.tok_embeddings"
     head_name: ClassVar[str] = "output"

@@ -1,5 +1,5 @@
-"""Kimi Linear (huggingface.co/moonshotai): three of four layers use linear attention (Kimi Delta
-Attention, arXiv 2510.26692), the others use latent attention without rotary embedding.
+"""Kimi Linear (huggingface.co/moonshotai): three out of four layers use linear attention (Kimi
+Delta Attention, arXiv 2510.26692); the others use latent attention without rotary embedding.
 
 Schema: `config/vendors/moonshot.py`.
 """
@@ -56,7 +56,7 @@ class KimiDeltaAttention:
         num_heads = divide(self._all_heads, options.group.world_size, "the number of linear heads")
         width, all_width = num_heads * head_dim, self._all_heads * head_dim
         self.kv_cache_spec: KVCacheSpec | None = None
-        """Linear attention keeps no keys and values."""
+        """None, since linear attention keeps no keys and values."""
         self.state_spec: StateSpec | None = StateSpec(
             planes=(
                 StatePlane((num_taps - 1, len(_PARTS) * width), options.dtype),
@@ -107,8 +107,8 @@ class KimiDeltaAttention:
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the projections, the convolutions, the decays and the norm; `prefix` ends with a
-        dot."""
+        """Weight slots of the projections, the convolutions, the decays and the norm; `prefix` ends
+        with a dot."""
         for projection in (self._input, self._decay, self._gate):
             yield from projection.weight_slots(prefix)
         yield from self._output.weight_slots(f"{prefix}o_proj")
@@ -151,8 +151,8 @@ class KimiDeltaAttention:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; updates the
-        states of all rows."""
+        """Maps inputs [T, hidden] to outputs [T, hidden], or [S, hidden] for the tokens in
+        `logits_indices`. Updates the states of all rows."""
         rows, states = ctx.state_rows, ctx.states[self._layer_index]
         assert rows is not None, "a step of a model that keeps states"
         widths = self._widths

@@ -1,4 +1,5 @@
-"""Laguna (huggingface.co/poolside): softplus-gated attention, a per-layer number of heads, experts.
+"""Laguna (huggingface.co/poolside): softplus-gated attention, a per-layer number of heads, and
+experts.
 
 Schema: `config/vendors/poolside.py`.
 """

@@ -68,14 +68,14 @@ class GatedConvolution:
             *(channels, size, num_taps), has_bias=has_bias, has_silu=False, options=options
         )
         self.kv_cache_spec: KVCacheSpec | None = None
-        """A convolution keeps no keys and values."""
+        """None, since a convolution keeps no keys and values."""
         self.state_spec: StateSpec | None = StateSpec(
             planes=(self._conv.plane,), inputs=(StatePlane((local,), options.dtype),)
         )
         """Specification of the state per request: last inputs of the convolution."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the projections and the convolution; `prefix` ends with a dot."""
+        """Weight slots of the projections and the convolution; `prefix` ends with a dot."""
         yield from self._input.weight_slots(prefix)
         yield from self._conv.weight_slots(f"{prefix}conv")
         yield from self._output.weight_slots(f"{prefix}out_proj")
@@ -88,7 +88,7 @@ class GatedConvolution:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
+        """FP8 input format that `forward` supports; None if it only accepts unquantized rows."""
         return self._input.fp8_inputs
 
     def forward(
@@ -98,8 +98,8 @@ class GatedConvolution:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; updates the
-        states of all rows."""
+        """Maps inputs [T, hidden] to outputs [T, hidden], or [S, hidden] for the tokens in
+        `logits_indices`. Updates the states of all rows."""
         rows, states = ctx.state_rows, ctx.states[self._layer_index]
         assert rows is not None, "a step of a model that keeps states"
         b, c, x = self._input.forward(hidden).chunk(3, dim=1)
@@ -126,7 +126,7 @@ class AttentionLayer(LlamaLayer):
 
 
 class Lfm2ForCausalLM(DecoderModel):
-    """LFM2, dense."""
+    """Dense LFM2."""
 
     norm_name: ClassVar[str] = "model.embedding_norm"
 

@@ -23,8 +23,8 @@ _NAMES = AttentionNames(
 
 
 class BailingMoeV2ForCausalLM(Qwen3MoeForCausalLM):
-    """Ling 2 and LLaDA 2: QK norm, rotary embedding in part of each head, a fused q, k and v
-    tensor, grouped expert selection."""
+    """Ling 2 and LLaDA 2: QK norm, rotary embedding in part of each head, a fused QKV tensor, and
+    grouped expert selection."""
 
     embedding_name: ClassVar[str] = "model.word_embeddings"
 

@@ -40,7 +40,8 @@ class Mixer(Module, Protocol):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`."""
+        """Maps inputs [T, hidden] to outputs [T, hidden], or [S, hidden] for the tokens in
+        `logits_indices`."""
         ...
 
 
@@ -50,7 +51,7 @@ class Fp8Mixer(Mixer, Protocol):
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
+        """FP8 input format that `forward` supports; None if it only accepts unquantized rows."""
         ...
 
     def forward(
@@ -60,7 +61,8 @@ class Fp8Mixer(Mixer, Protocol):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`."""
+        """Maps inputs [T, hidden] to outputs [T, hidden], or [S, hidden] for the tokens in
+        `logits_indices`."""
         ...
 
 
@@ -96,12 +98,12 @@ class PreNormLayer:
         self._mixer = mixer
         self._fp8_mixer: tuple[Fp8Mixer, Fp8Inputs] | None = None
         self._fp8_mlp: tuple[Fp8FeedForward, Fp8Inputs] | None = None
-        """The feed-forward block and its FP8 input format if the norm before it quantizes; None for
-        other blocks and until the weights are packed."""
+        """The feed-forward block and its FP8 input format if the preceding norm quantizes its
+        output; None for other blocks and until the weights are packed."""
         self._mixer_name, self._mlp_name = mixer_name, mlp_name
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the layer; `prefix` ends with a dot."""
+        """Weight slots of the layer; `prefix` ends with a dot."""
         yield from self._mixer.weight_slots(_within(prefix, self._mixer_name))
         yield from self.mlp.weight_slots(_within(prefix, self._mlp_name))
         for name, norm in zip(self.norm_names, self.norms, strict=True):
@@ -183,8 +185,8 @@ class PreNormLayer:
     def feed_forward(
         self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Feed-forward block: normalized [T, hidden] to [T, hidden]; `fp32_input` is the same input
-        in fp32, for blocks that need it."""
+        """Runs the feed-forward block on normalized hidden states [T, hidden]; `fp32_input` is the
+        same input in fp32, for blocks that need it."""
         return self.mlp.forward(hidden, fp32_input)
 
 
@@ -200,7 +202,7 @@ class LlamaLayer(PreNormLayer):
         model: the model that the layer belongs to.
         index: 0-based index of the layer.
         mlp: feed-forward block.
-        traits: how its attention differs from Llama's.
+        traits: how the layer's attention differs from Llama's.
         attention_name: checkpoint name of the attention block within the layer.
         mlp_name: checkpoint name of the feed-forward block within the layer.
     """

@@ -1,5 +1,5 @@
 """Llama 4 (huggingface.co/meta-llama): chunked attention with rotary embedding in some layers, full
-attention without in the others; routed experts and a shared expert.
+attention without rotary embedding in the others; routed experts and a shared expert.
 
 Schema: `config/vendors/meta.py`.
 """
@@ -39,8 +39,8 @@ class Llama4Moe(MoeMLP):
 
 
 class Llama4ForCausalLM(DecoderModel):
-    """Llama 4. In layers with rotary embedding, heads of q and k are normalized after it, without a
-    weight. In the other layers, queries are scaled by position."""
+    """Llama 4. In layers with rotary embedding, the heads of q and k are normalized afterwards,
+    without a weight. In the other layers, queries are scaled by position."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer with or without rotary embedding, with experts or an MLP."""

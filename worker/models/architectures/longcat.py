@@ -57,9 +57,10 @@ class ScaledLatentAttention(LatentAttention):
 
 
 class FirstHalf(PreNormLayer):
-    """First layer of a pair, which owns the experts. They read the same input as its MLP, and their
-    output is added after the second layer. The first layer runs the router and the second layer the
-    experts, so that one all-reduce covers the experts and the second layer's MLP."""
+    """First layer of a pair, which owns the experts. The experts read the same input as the layer's
+    MLP, and their output is added after the second layer. The first layer runs the router and the
+    second layer the experts, so that one all-reduce covers the experts and the second layer's MLP.
+    """
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.0", "post_attention_layernorm.0")
 
@@ -74,7 +75,7 @@ class FirstHalf(PreNormLayer):
         consumes them."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the layer and of the experts; `prefix` ends with a dot."""
+        """Weight slots of the layer and of the experts; `prefix` ends with a dot."""
         yield from super().weight_slots(prefix)
         yield from self.experts.weight_slots(f"{prefix}mlp.")
 
@@ -86,13 +87,13 @@ class FirstHalf(PreNormLayer):
     def feed_forward(
         self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Chooses experts and runs the MLP: normalized [T, hidden] to [T, hidden]."""
+        """Chooses experts and runs the MLP on normalized hidden states [T, hidden]."""
         self.chosen = hidden, self.experts.choose(hidden, fp32_input)
         return super().feed_forward(hidden)
 
 
 class SecondHalf(PreNormLayer):
-    """Second layer of a pair, which runs its MLP and the experts of the first layer."""
+    """Second layer of a pair, which runs its MLP and the experts owned by the first layer."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.1", "post_attention_layernorm.1")
 
@@ -115,8 +116,8 @@ class SecondHalf(PreNormLayer):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output of MLP and experts, and the residual to which it has yet to be added; arguments
-        and shapes as in DecoderLayer."""
+        """Output of the MLP and the experts, and the residual to which it has yet to be added;
+        arguments and shapes as in DecoderLayer."""
         if logits_indices is not None:
             assert self._first.chosen is not None, "the first half runs before the second"
             inputs, choice = self._first.chosen
@@ -127,7 +128,7 @@ class SecondHalf(PreNormLayer):
     def feed_forward(
         self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Runs the MLP and the chosen experts: normalized [T, hidden] to [T, hidden]."""
+        """Runs the MLP and the chosen experts on normalized hidden states [T, hidden]."""
         chosen, self._first.chosen = self._first.chosen, None
         assert chosen is not None, "the first half runs before the second"
         return self._first.experts.run(*chosen, self._dense.forward_share(hidden))

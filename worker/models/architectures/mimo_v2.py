@@ -1,5 +1,5 @@
 """MiMo V2 (huggingface.co/XiaomiMiMo): value heads narrower than key heads, attention sinks in
-sliding-window layers, experts.
+sliding-window layers, and experts.
 
 Schema: `config/vendors/xiaomi.py`.
 """
@@ -29,7 +29,7 @@ class MiMoV2ForCausalLM(Qwen3MoeForCausalLM):
         return LlamaLayer(self, index, self.build_mlp(index), traits=self._traits(index))
 
     def build_head_layer(self) -> LlamaLayer:
-        """Builds the head's layer, whose second norm has a different name."""
+        """Builds the MTP head's layer, whose second norm has a different name."""
         index = self.config.num_layers
         return _HeadLayer(self, index, self.build_mlp(index), traits=self._traits(index))
 
@@ -42,8 +42,8 @@ class MiMoV2ForCausalLM(Qwen3MoeForCausalLM):
 
     @cached_property
     def _attention_names(self) -> AttentionNames:
-        """Names of the attention's parts. Also in sliding-window layers, a fused q, k and v tensor
-        has as many groups of heads as full-attention layers have KV heads."""
+        """Names of the attention's parts. Even in sliding-window layers, a fused QKV tensor has as
+        many groups of heads as full-attention layers have KV heads."""
         if not self.extra("is_fused"):
             return AttentionNames(sinks=_SINKS)
         return AttentionNames(

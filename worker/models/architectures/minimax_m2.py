@@ -14,7 +14,7 @@ _NAMES = MoeNames(gate="w1", up="w3", down="w2", bias="e_score_correction_bias")
 
 
 class MiniMaxM2ForCausalLM(DecoderModel):
-    """MiniMax-M2: QK norm over all heads together, rotary embedding in part of each head."""
+    """MiniMax-M2: QK norm over all heads together, and rotary embedding in part of each head."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""

@@ -51,7 +51,7 @@ class BlockIndexer:
         self._cos_sin = model.rotary_table(index)
         self._batch_invariant = options.batch_invariant
         self.keys = IndexKeys(blocks.head_dim, options.dtype)
-        """What the layer caches for the indexer."""
+        """Index keys that the layer caches."""
         first = options.group.rank * config.num_kv_heads // options.group.world_size
         queries = ColumnPart(
             name="index_q_proj",
@@ -67,7 +67,7 @@ class BlockIndexer:
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the projections and norms; `prefix` ends with a dot."""
+        """Weight slots of the projections and norms; `prefix` ends with a dot."""
         yield from self._input.weight_slots(prefix)
         yield from self._query_norm.weight_slots(f"{prefix}index_q_norm")
         yield from self._key_norm.weight_slots(f"{prefix}index_k_norm")
@@ -105,8 +105,8 @@ class BlockIndexer:
         scale: float,
         value_scale: float,
     ) -> torch.Tensor:
-        """Attention of queries q [N, heads, head_dim] with index queries [N, heads, D], both of the
-        step's tokens that select blocks."""
+        """Attention of queries q [N, heads, head_dim] with index queries [N, heads, D], for the
+        tokens of the step that select blocks."""
         assert inputs.sparse is not None, "some tokens select blocks"
         assert cache.index_keys is not None, "the layer's specification has index keys"
         selection = select_blocks(
@@ -142,7 +142,7 @@ class BlockSparseAttention(Attention):
         assert blocks is not None, "the architecture has block-sparse attention"
         assert self.kv_cache_spec is not None, "attention has a KV cache"
         self.indexer = BlockIndexer(model, self, index) if blocks.layers[index] else None
-        """None if queries attend to all tokens."""
+        """Selects blocks of tokens; None if queries attend to all tokens."""
         self.kv_cache_spec = replace(
             self.kv_cache_spec,
             top_k=blocks.top_k if any(blocks.layers) else 0,
@@ -151,7 +151,7 @@ class BlockSparseAttention(Attention):
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of attention and of the indexer; `prefix` ends with a dot."""
+        """Weight slots of attention and of the indexer; `prefix` ends with a dot."""
         yield from super().weight_slots(prefix)
         if self.indexer is not None:
             yield from self.indexer.weight_slots(prefix)
@@ -164,8 +164,8 @@ class BlockSparseAttention(Attention):
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None with an indexer, which reads unquantized
-        rows."""
+        """FP8 input format that `forward` supports; None if the layer has an indexer, which reads
+        unquantized rows."""
         return None if self.indexer is not None else super().fp8_inputs
 
     def forward(
@@ -175,8 +175,8 @@ class BlockSparseAttention(Attention):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; writes the
-        keys and values of all tokens to the cache."""
+        """Maps inputs [T, hidden] to outputs [T, hidden], or [S, hidden] for the tokens in
+        `logits_indices`. Writes the keys and values of all tokens to the cache."""
         q, k, v = (
             part.unflatten(1, (-1, self._head_dim))
             for part in self.qkv.forward(hidden).split(self._widths, dim=1)
@@ -229,8 +229,8 @@ class BlockSparseAttention(Attention):
 
 
 class MiniMaxM3ForCausalLM(DecoderModel):
-    """MiniMax-M3: per-head QK norm, rotary embedding in part of each head; norms multiply by
-    1 + weight."""
+    """MiniMax-M3: per-head QK norm, and rotary embedding in part of each head; norms multiply by 1
+    + weight."""
 
     norm_offset: ClassVar[float] = 1.0
 

@@ -51,7 +51,7 @@ class ModernBertLayer:
         self._mlp_norm = model.build_norm()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the layer; `prefix` ends with a dot."""
+        """Weight slots of the layer; `prefix` ends with a dot."""
         yield from self._attention.weight_slots(f"{prefix}attn.")
         yield from self._mlp.weight_slots(f"{prefix}mlp.")
         if self._attention_norm is not None:
@@ -87,7 +87,7 @@ class ModernBertLayer:
 
 
 class ModernBertModel(DecoderModel):
-    """ModernBERT."""
+    """ModernBERT: a bidirectional encoder with local attention in most layers."""
 
     embedding_name: ClassVar[str] = "embeddings.tok_embeddings"
     layers_name: ClassVar[str] = "layers"
@@ -110,16 +110,16 @@ class ModernBertModel(DecoderModel):
         return NormedHead(self.config, self.options)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Slots of all tensors that the checkpoint must hold."""
+        """Weight slots for all tensors that the checkpoint must contain."""
         yield from super().weight_slots()
         yield from self._embedding_norm.weight_slots("embeddings.norm")
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] to the first layer's input [T, hidden]."""
+        """Maps token ids [T] to the first layer's input [T, hidden]."""
         return self._embedding_norm.forward(super().embed(input_ids))
 
 
 def _gelu_and_mul(both: torch.Tensor) -> torch.Tensor:
-    """[T, 2 * I] to gelu(x[:, :I]) * x[:, I:], with the exact GELU."""
+    """Maps x [T, 2 * I] to gelu(x[:, :I]) * x[:, I:], with the exact GELU."""
     first, second = both.chunk(2, dim=-1)
     return rowwise.gelu(first.contiguous()) * second

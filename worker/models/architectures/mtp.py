@@ -57,7 +57,7 @@ class MtpHead:
 
     Args:
         mtp: names and properties of the head.
-        layer: its decoder layer, which has the index after the model's last one.
+        layer: the head's decoder layer, whose index follows that of the model's last layer.
         build_norm: the model's `build_norm`.
         config: the model's configuration.
         options: options of the model's layers.
@@ -94,7 +94,7 @@ class MtpHead:
         )
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Slots of all tensors of the head."""
+        """Weight slots for all tensors of the head."""
         yield from self.embedding_norm.weight_slots(self.mtp.embedding_norm)
         yield from self.hidden_norm.weight_slots(self.mtp.hidden_norm)
         yield from self.projection.weight_slots("")
@@ -124,8 +124,8 @@ class MtpHead:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Outputs [T, hidden], or [S, hidden] of the tokens `logits_indices`: hidden states for
-        `compute_logits`, and as input for predictions of further tokens.
+        """Computes outputs [T, hidden], or [S, hidden] for the tokens in `logits_indices`. They are
+        inputs of `compute_logits` and of predictions of further tokens.
 
         Args:
             embedded: [T, hidden]: embeddings of the tokens after `positions`.
@@ -148,7 +148,7 @@ class MtpHead:
     def compute_logits(
         self, outputs: torch.Tensor, shared: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Outputs [R, hidden] to fp32 logits [R, vocab_size].
+        """Maps outputs [R, hidden] to fp32 logits [R, vocab_size].
 
         Args:
             outputs: [R, hidden]: from `forward`.

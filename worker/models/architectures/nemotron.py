@@ -1,5 +1,5 @@
-"""Nemotron 4 and Minitron (huggingface.co/nvidia), Jais 2 (huggingface.co/inceptionai): LayerNorm
-and an ungated MLP.
+"""Nemotron 4 and Minitron (huggingface.co/nvidia), and Jais 2 (huggingface.co/inceptionai):
+LayerNorm and an ungated MLP.
 
 Schemas: `config/vendors/nvidia.py` and `config/vendors/inceptionai.py`.
 """

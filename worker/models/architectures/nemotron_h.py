@@ -67,7 +67,7 @@ class LatentExperts:
         self._shared = MLP(shared, options, squared_relu)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the router, the experts and the projections; `prefix` ends with a dot."""
+        """Weight slots of the router, the experts and the projections; `prefix` ends with a dot."""
         yield from self._router.weight_slots(prefix)
         yield WeightSlot(
             name=f"{prefix}{_NAMES.bias}",
@@ -88,7 +88,8 @@ class LatentExperts:
             latent.process_after_loading()
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; the router reads `fp32_input`, the same input in fp32."""
+        """Maps inputs [T, hidden] to outputs [T, hidden]. The router reads `fp32_input`, the same
+        input in fp32."""
         scores = self._router.forward(hidden.float() if fp32_input is None else fp32_input)
         choice = choose_experts(scores, self._bias, self._routing, None)
         inputs = hidden if self._to_latent is None else self._to_latent.forward(hidden)
@@ -111,7 +112,7 @@ class MixerLayer:
         self._norm, self._mixer = model.build_norm(), mixer
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the layer; `prefix` ends with a dot."""
+        """Weight slots of the layer; `prefix` ends with a dot."""
         yield from self._mixer.weight_slots(f"{prefix}mixer.")
         yield from self._norm.weight_slots(f"{prefix}norm")
 
@@ -149,13 +150,13 @@ class FeedForwardLayer:
 
     def __init__(self, model: DecoderModel, mlp: FeedForward) -> None:
         self.kv_cache_spec: KVCacheSpec | None = None
-        """The layer caches no keys and values."""
+        """None, since the layer caches no keys and values."""
         self.state_spec: StateSpec | None = None
-        """The layer keeps no state."""
+        """None, since the layer keeps no state."""
         self._norm, self._mlp = model.build_norm(), mlp
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the layer; `prefix` ends with a dot."""
+        """Weight slots of the layer; `prefix` ends with a dot."""
         yield from self._mlp.weight_slots(f"{prefix}mixer.")
         yield from self._norm.weight_slots(f"{prefix}norm")
 
@@ -201,10 +202,10 @@ class HeadBlocks:
         self.kv_cache_spec: KVCacheSpec | None = specs[0]
         """Specification of the KV cache of the block with attention."""
         self.state_spec: StateSpec | None = None
-        """The blocks keep no state."""
+        """None, since the blocks keep no state."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all blocks; `prefix` ends with a dot."""
+        """Weight slots of all blocks; `prefix` ends with a dot."""
         for number, block in enumerate(self._blocks):
             yield from block.weight_slots(f"{prefix}{number}.")
 
@@ -230,7 +231,7 @@ class HeadBlocks:
 
 
 class NemotronHForCausalLM(DecoderModel):
-    """Nemotron-H and Nemotron 3: attention has no rotary embedding, MLPs are ungated."""
+    """Nemotron-H and Nemotron 3: attention has no rotary embedding, and MLPs are ungated."""
 
     embedding_name: ClassVar[str] = "backbone.embeddings"
     layers_name: ClassVar[str] = "backbone.layers"
@@ -241,8 +242,8 @@ class NemotronHForCausalLM(DecoderModel):
         return self._build(self.extra("layer_kinds")[index], index)
 
     def build_head_layer(self) -> HeadBlocks:
-        """Builds the MTP head's blocks; the one with attention has the index after the last
-        layer."""
+        """Builds the blocks of the MTP head; the index of its attention block follows that of the
+        last layer."""
         index = self.config.num_layers
         return HeadBlocks([self._build(kind, index) for kind in self.extra("head_kinds")])
 

@@ -34,8 +34,8 @@ class PostNormLayer(LlamaLayer):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """The residual after both blocks, [T, hidden] or, in the last layer, of the tokens
-        `logits_indices` [S], and None, since nothing remains to be added."""
+        """The residual after both blocks, [T, hidden] (in the last layer, [S, hidden] for the
+        tokens in `logits_indices`), and None, since nothing remains to be added."""
         assert residual is None, "the previous layer returns no residual"
         after_attention, after_mlp = self.norms
         assert isinstance(after_attention, RMSNorm), "build_norm returns an RMSNorm"

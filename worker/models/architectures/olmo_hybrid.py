@@ -1,5 +1,5 @@
-"""OLMo Hybrid (huggingface.co/allenai): three of four layers use linear attention (gated delta net)
-with norms as in Llama, the others use OLMo 3's attention, possibly without rotary embedding.
+"""OLMo Hybrid (huggingface.co/allenai): three out of four layers use linear attention (gated delta
+net) with norms as in Llama; the others use OLMo 3's attention, possibly without rotary embedding.
 
 Schema: `config/vendors/ai2.py`.
 """
@@ -31,8 +31,8 @@ class OlmoLinearLayer(PreNormLayer):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """The residual [T, hidden] after both blocks (in the last layer, of the tokens
-        `logits_indices` [S]), and None, since nothing remains to be added."""
+        """The residual after both blocks, [T, hidden] (in the last layer, [S, hidden] for the
+        tokens in `logits_indices`), and None, since nothing remains to be added."""
         hidden, residual = super().forward(hidden, residual, positions, ctx, logits_indices)
         assert residual is not None, "PreNormLayer returns a residual"
         return hidden + residual, None

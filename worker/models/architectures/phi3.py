@@ -14,7 +14,7 @@ _NAMES = AttentionNames(q="qkv_proj", k="qkv_proj", v="qkv_proj", is_fused=True)
 
 
 class Phi3ForCausalLM(DecoderModel):
-    """Llama with a fused q, k and v tensor and a fused gate and up tensor in checkpoints."""
+    """Llama with a fused QKV tensor and a fused gate and up tensor in checkpoints."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all layers have the same structure."""

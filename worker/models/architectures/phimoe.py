@@ -27,7 +27,7 @@ class SparseMixerMLP(MoeMLP):
     """
 
     needs_fp32: ClassVar[bool] = False
-    """A LayerNorm with bias has only one output."""
+    """Always False, since a LayerNorm with bias has only one output."""
 
     def __init__(self, model: DecoderModel) -> None:
         super().__init__(model.config, model.options, _NAMES)
@@ -47,8 +47,8 @@ class SparseMixerMLP(MoeMLP):
     def _best(
         self, candidates: torch.Tensor, scores: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best expert [T, 1] and its weight [T, 1]: a softmax over the candidates with nearly
-        as high scores.
+        """The best expert [T, 1] and its weight [T, 1], from a softmax over the candidates whose
+        scores are nearly as high.
 
         Args:
             candidates: fp32 [T, E]: scores, -inf for experts that are already chosen.

@@ -19,8 +19,8 @@ class QWenLayer(LlamaLayer):
 
 
 class QWenLMHeadModel(DecoderModel):
-    """Qwen 1: Llama with a fused q, k and v tensor in checkpoints, with biases. Sequences are
-    limited to the training length, beyond which rotary embedding and queries would be scaled."""
+    """Qwen 1: Llama with a fused QKV tensor in checkpoints, with biases. Sequences are limited to
+    the training length, beyond which rotary embedding and queries would be scaled."""
 
     embedding_name: ClassVar[str] = "transformer.wte"
     layers_name: ClassVar[str] = "transformer.h"

@@ -1,5 +1,5 @@
-"""Qwen3-Next, Qwen3.5 and 3.6 (huggingface.co/Qwen): three of four layers use linear attention
-(gated delta net, arXiv 2412.06464), the others use gated attention.
+"""Qwen3-Next, Qwen3.5 and 3.6 (huggingface.co/Qwen): three out of four layers use linear attention
+(gated delta net, arXiv 2412.06464); the others use gated attention.
 
 Schema: `config/vendors/qwen.py`.
 """
@@ -54,7 +54,7 @@ class DeltaTraits:
     norm_eps: float | None = None
     """Epsilon of the output norm; None for the model's epsilon."""
     share_scale: float = 1.0
-    """Factor of step sizes (`DeltaLayer.share_scale`)."""
+    """Factor applied to step sizes (`DeltaLayer.share_scale`)."""
 
 
 class GatedDeltaNet:
@@ -66,7 +66,7 @@ class GatedDeltaNet:
     Args:
         model: the model that the layer belongs to.
         index: 0-based index of the layer.
-        traits: how it differs from Qwen3.5's.
+        traits: how the layer differs from Qwen3.5's.
 
     Raises:
         ValueError: the heads cannot be split evenly across the ranks, or the number of value heads
@@ -96,7 +96,7 @@ class GatedDeltaNet:
         self._widths = [keys, keys, values, values, self._value_heads, self._value_heads]
         """Widths of q, k, v, z, b and a on this rank, in the order of the projection's output."""
         self.kv_cache_spec: KVCacheSpec | None = None
-        """Linear attention keeps no keys and values."""
+        """None, since linear attention keeps no keys and values."""
         self.state_spec: StateSpec | None = StateSpec(
             planes=(
                 StatePlane((self._num_taps - 1, 2 * keys + values), options.dtype),
@@ -124,8 +124,8 @@ class GatedDeltaNet:
         self._layer: DeltaLayer | None = None
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the projections, the convolution, the decay and the norm; `prefix` ends with a
-        dot."""
+        """Weight slots of the projections, the convolution, the decay and the norm; `prefix` ends
+        with a dot."""
         yield from self._projection.weight_slots(prefix)
         yield from self._output.weight_slots(f"{prefix}{self._traits.output}")
         yield from self._norm.weight_slots(f"{prefix}{self._traits.norm}")
@@ -166,7 +166,7 @@ class GatedDeltaNet:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
+        """FP8 input format that `forward` supports; None if it only accepts unquantized rows."""
         return self._projection.fp8_inputs
 
     def forward(
@@ -176,8 +176,8 @@ class GatedDeltaNet:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; updates the
-        states of all rows."""
+        """Maps inputs [T, hidden] to outputs [T, hidden], or [S, hidden] for the tokens in
+        `logits_indices`. Updates the states of all rows."""
         projected, layer = self._projection.forward(hidden), self._layer
         rows, states = ctx.state_rows, ctx.states[self._layer_index]
         assert layer is not None, "weights are loaded"

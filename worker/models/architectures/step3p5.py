@@ -1,4 +1,5 @@
-"""Step 3.5 and 3.7 (huggingface.co/stepfun-ai): attention with a gate per head, clamped experts.
+"""Step 3.5 and 3.7 (huggingface.co/stepfun-ai): attention with a gate per head, and clamped
+experts.
 
 Schema: `config/vendors/stepfun.py`.
 """

@@ -22,5 +22,5 @@ class BlockSparseConfig:
 
     @property
     def top_k(self) -> int:
-        """Number of tokens up to which a query attends to all tokens."""
+        """Maximum number of tokens for which a query still attends to all of them."""
         return self.block_size * self.num_blocks

@@ -46,16 +46,17 @@ class CanvasConfig:
     """Temperature that the rounds approach linearly; it would be reached one round after
     `max_rounds`."""
     entropy_bound: float = 0.1
-    """A round accepts positions up to this sum of entropies, in nats."""
+    """Sum of entropies, in nats, up to which a round accepts positions, starting with the most
+    certain ones."""
     stable_rounds: int = 1
-    """Number of earlier rounds whose most likely tokens must match those of a round for it to
+    """Number of preceding rounds that must have the same most likely tokens as a round for it to
     finish a canvas early."""
     max_entropy: float = 0.005
     """Mean entropy of the positions, in nats, below which a round may finish a canvas early."""
 
     @classmethod
     def of(cls, length: Count, generation: dict[str, Any]) -> CanvasConfig:
-        """Canvases of this length, generated as generation_config.json specifies.
+        """Configuration of canvases of this length, read from generation_config.json.
 
         Raises:
             ValueError: a value in generation_config.json is not supported; the message names it.
@@ -78,6 +79,6 @@ class CanvasConfig:
         return cls(length=length, **named)  # type: ignore[arg-type]
 
     def temperature(self, index: int, max_rounds: int) -> float:
-        """Temperature of a 0-based round `index` of at most `max_rounds`."""
+        """Temperature of a round, given its 0-based `index` and the maximum number of rounds."""
         share = (max_rounds - index) / max_rounds
         return self.last_temperature + (self.first_temperature - self.last_temperature) * share

@@ -28,7 +28,8 @@ _REJECTED_FILES = {
         "or remove the file if it has been merged"
     ),
 }
-"""Files next to config.json that show that a checkpoint has no model, and what to do."""
+"""Files next to config.json that show that a checkpoint contains no model, with the remedy for
+each."""
 QUANTIZATION_FILES = {
     "hf_quant_config.json": "modelopt",
     "quantize_config.json": "gptq",
@@ -117,7 +118,7 @@ def check_format(folder: Path) -> None:
     own format, as Mistral Large 3 is released.
 
     Raises:
-        ValueError: it does; the message has the remedy.
+        ValueError: it holds one of these; the message has the remedy.
     """
     check_files(folder)
     if (folder / "params.json").is_file():

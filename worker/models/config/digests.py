@@ -21,8 +21,8 @@ _MAX_KEPT = 4096
 """Maximum number of digests that are kept, enough for about a hundred checkpoints. Each takes a
 disk block."""
 _SETTLED_S = 2.0
-"""Seconds after a file's last change after which another change is sure to alter its timestamps,
-regardless of their resolution."""
+"""Time in seconds since a file's last change after which another change is sure to alter the file's
+timestamps, regardless of their resolution."""
 
 
 def digests(files: Sequence[Path]) -> list[str]:
@@ -75,7 +75,7 @@ def _drop_oldest(folder: Path) -> None:
 
 
 def _folder() -> Path | None:
-    """The folder of digests; None if other users can write to it, or this one cannot."""
+    """The folder of digests; None if other users can write to it, or the current user cannot."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "rayfleet" / "digests"
     with contextlib.suppress(OSError):

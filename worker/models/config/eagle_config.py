@@ -88,7 +88,7 @@ class EagleConfig:
     of the model (taps) and the embedding of the next token."""
 
     head: ModelConfig
-    """Sizes of its decoder layer, its folder and its tensor names."""
+    """Sizes of the head's decoder layer, the head's folder and its tensor names."""
     taps: tuple[int, ...]
     """Layers of the model before which hidden states are read; numbered as in vLLM."""
     target_hidden_size: int
@@ -100,7 +100,7 @@ class EagleConfig:
     has_lm_head: bool
     """Whether the head has an LM head; otherwise it uses the model's."""
     norm_before_residual: bool
-    """Whether the residual of its layer starts from the normalized hidden states."""
+    """Whether the residual of the head's layer starts from the normalized hidden states."""
     norm_before_fc: bool
     """Whether the concatenated taps are normalized before the projection."""
     fc_norm: bool

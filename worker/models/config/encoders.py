@@ -14,8 +14,8 @@ class EncoderConfig(FamilyConfig):
     base: ClassVar[str]
     """Prefix of tensor names in checkpoints that have a head."""
     has_pair_types: ClassVar[bool] = False
-    """Whether the second text of a pair has a different token type, and the classification head
-    includes the encoder's `pooler`."""
+    """Whether the second text of a pair has a different token type, and whether the classification
+    head includes the encoder's `pooler`."""
 
 
 class BertConfig(EncoderConfig):
@@ -87,7 +87,7 @@ class RobertaConfig(BertConfig):
 
     @property
     def first_position(self) -> int:
-        """Positions begin after the padding position."""
+        """The position after that of padding tokens."""
         return self.pad_token_id + 1
 
 
@@ -123,7 +123,7 @@ class ModernBertConfig(EncoderConfig):
     mlp_bias: No = False
     hidden_activation: Annotated[str, only("gelu")] = "gelu"
     position_embedding_type: Annotated[str, only("absolute", "sans_pos")] = "absolute"
-    """Also ignored by transformers."""
+    """Ignored, as in transformers."""
     rope_theta: Number = 160000.0
     local_rope_theta: Number = 10000.0
     local_attention: Count = 128
@@ -152,4 +152,4 @@ ENCODERS: dict[str, type[EncoderConfig]] = {
     family.architecture: family
     for family in (BertConfig, RobertaConfig, XLMRobertaConfig, ModernBertConfig)
 }
-"""Encoders by the name of their class that has no head."""
+"""Encoders, keyed by the name of their class without a head."""

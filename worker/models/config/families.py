@@ -40,8 +40,8 @@ def read_family(raw: RawConfig) -> tuple[FamilyConfig, TensorNames | None]:
         is not multimodal).
 
     Raises:
-        ValueError: no architecture in config.json is supported, or a key is not; the message names
-            it.
+        ValueError: config.json has no supported architecture, or has an unsupported key; the
+            message names it.
     """
     names, tensors = architectures(raw), None
     if multimodal := next((MULTIMODAL[name] for name in names if name in MULTIMODAL), None):

@@ -36,7 +36,7 @@ from worker.models.config.schema import (
 )
 
 Layers = Annotated[int, Meta(ge=1, le=10_000)]
-"""Number of layers. The limit is eighty times the layers of any released model. It bounds the
+"""Number of layers. The limit, eighty times the number of layers of any released model, bounds the
 memory of per-layer lists even if config.json specifies a huge number."""
 FULL, SLIDING, CHUNKED, LINEAR = (
     *("full_attention", "sliding_attention"),
@@ -108,15 +108,16 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_k_key: ClassVar[str] = "num_experts_per_tok"
     """Key of the number of experts per token, for messages."""
     skips_next_layers: ClassVar[bool] = False
-    """Whether a checkpoint may have layers for multi-token prediction, which are skipped."""
+    """Whether a checkpoint may have multi-token prediction layers, which are skipped."""
     skipped: ClassVar[tuple[str, ...]] = ()
     """Name prefixes of tensors that a checkpoint may have and that are not loaded."""
     skipped_ends: ClassVar[tuple[str, ...]] = ()
-    """Name suffixes of such tensors."""
+    """Name suffixes of tensors that a checkpoint may have and that are not loaded."""
     renamed_ends: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Other ends of tensors' names in some checkpoints, and the family's."""
+    """Pairs of an alternative tensor-name suffix, used in some checkpoints, and the family's
+    suffix."""
     unquantized: ClassVar[tuple[str, ...]] = ()
-    """Modules that quantized checkpoints neither quantize nor list as left out."""
+    """Modules that quantized checkpoints neither quantize nor list as excluded."""
 
     vocab_size: Count
     hidden_size: Count
@@ -176,7 +177,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json in the spelling of the schema."""
+        """config.json with the key names of the schema."""
         names, share = dict(cls.aliases), "partial_rotary_factor"
         table = raw.get("rope_parameters") or {}
         keys = {key: value for key, value in raw.items() if key not in names}
@@ -194,12 +195,12 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return value.removeprefix("torch.") if isinstance(value, str) else None
 
     def head_size(self) -> int:
-        """Dimensions of a head; with latent attention, those of which the rotary share is a
-        fraction."""
+        """Dimensions of a head; with latent attention, the number of dimensions of which the rotary
+        share is a fraction."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     def rotary_size(self) -> int:
-        """Number of leading dimensions of a head with rotary embedding."""
+        """Number of leading dimensions per head that have rotary embedding."""
         return rotary_size(self)
 
     def rotary_share(self, kind: str, default: float) -> float:
@@ -258,8 +259,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
     def next_layers(self) -> int:
-        """Number of layers for multi-token prediction that a checkpoint may have after the
-        others."""
+        """Number of multi-token prediction layers that a checkpoint may have after the others."""
         return int(self.skips_next_layers)
 
     def mtp(self) -> MtpConfig | None:
@@ -287,8 +287,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return (*self.skipped, *(f"model.layers.{layer}." for layer in following))
 
     def divided(self) -> dict[str, int]:
-        """Further sizes that must be divisible among the ranks (besides attention heads, MLPs
-        and experts), by description."""
+        """Additional sizes that must be divided evenly among the ranks (besides attention heads,
+        MLPs and experts), by description."""
         return {}
 
     def rotating(self) -> tuple[bool, ...] | None:
@@ -343,8 +343,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return None
 
     def spans(self) -> dict[str, int]:
-        """Lengths up to which unsupported kinds of attention are equal to full attention, by
-        description."""
+        """Sequence lengths up to which unsupported kinds of attention are equal to full attention,
+        by description."""
         return {}
 
     def extra(self) -> dict[str, Any] | None:
@@ -361,7 +361,7 @@ class WindowedFamilyConfig(FamilyConfig):
     sliding_window: Index | None = None
 
     def window(self) -> int | None:
-        """The sliding window."""
+        """Sliding window in tokens."""
         return self.sliding_window
 
 
@@ -380,8 +380,9 @@ class AlternatingFamilyConfig(WindowedFamilyConfig, kw_only=True):
 
 
 def rotary_size(family: FamilyConfig, rotary_dim: int | None = None) -> int:
-    """Number of leading dimensions of a head with rotary embedding, from `partial_rotary_factor` or
-    `rotary_dim`, or both if they agree; all dimensions if both are missing."""
+    """Number of leading dimensions per head that have rotary embedding, from
+    `partial_rotary_factor` or `rotary_dim`, or both if they agree; all dimensions if both are
+    missing."""
     head_dim, share = family.head_size(), family.partial_rotary_factor
     size = int(head_dim * (1.0 if share is None else share))
     if share is None and rotary_dim is not None:
@@ -403,7 +404,7 @@ def table(**entries: object) -> Any:
 
 
 def period_of(key: str, value: object) -> int:
-    """Value of a key with a period of layers, which is read if `layer_types` is missing."""
+    """Value of a key that sets a period of layers, which is read if `layer_types` is missing."""
     if type(value) is not int or value < 1:
         raise ValueError(
             f"{key} = {short(value)} in config.json must be a positive integer if layer_types is "

@@ -11,7 +11,7 @@ from worker.models.config.schema import short
 _FP32_MAX = 3.4028234663852886e38
 
 GateOrder = Literal["gate first", "norm first", "no norm"]
-"""Order of the output gate and the norm over a group, or no norm."""
+"""Order of the output gate and the norm over a group; "no norm" if there is only the gate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class MambaConfig:
     output_bias: bool = False
     order: GateOrder = "gate first"
     multipliers: tuple[float, ...] | None = None
-    """Factors of z, x, B, C and dt; None if there are none."""
+    """Factors applied to z, x, B, C and dt; None if there are none."""
 
     @property
     def widths(self) -> list[int]:
@@ -92,8 +92,8 @@ def mamba_head_dim(size: int, num_heads: int, head_dim: int | str, size_key: str
 
 
 def _number(value: Any) -> Any:
-    """A number in `time_step_limit`; transformers 5 writes infinity as an object, some checkpoints
-    as a number beyond FP32."""
+    """A number in `time_step_limit`. transformers 5 writes infinity as an object, and some
+    checkpoints write it as a number beyond the FP32 range."""
     if isinstance(value, float) and value > _FP32_MAX:
         return math.inf
     return math.inf if value in ({"__float__": "Infinity"}, "Infinity", "inf") else value

@@ -15,12 +15,14 @@ class IndexerConfig:
     num_heads: int
     """Number of heads of the indexer's queries; its keys have one head."""
     head_dim: int
-    """Dimensions of its queries and keys; the first ones have the attention's rotary embedding."""
+    """Dimensions of the indexer's queries and keys; the leading ones have the attention's rotary
+    embedding."""
     is_interleaved: bool
-    """Whether its rotary embedding pairs adjacent dimensions instead of the two halves."""
+    """Whether the indexer's rotary embedding pairs adjacent dimensions instead of the two
+    halves."""
     layers: tuple[bool, ...]
-    """Whether a layer has an indexer, per layer; the others reuse the selection of the layer
-    before."""
+    """Whether a layer has an indexer, per layer; the others reuse the selection of the preceding
+    layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +44,7 @@ class MlaConfig:
     is_interleaved: bool
     """Whether rotary embedding pairs adjacent dimensions instead of the two halves."""
     score_factor: float
-    """Factor of attention scores besides query_dim ** -0.5."""
+    """Factor applied to attention scores in addition to query_dim ** -0.5."""
     indexer: IndexerConfig | None = None
     """Sparse attention; None if queries attend to all tokens."""
 

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """Configuration of one checkpoint: sizes, rotary embedding, biases, limits, EOS tokens."""
+    """Configuration of one checkpoint: sizes, rotary embedding, biases, limits and EOS tokens."""
 
     architecture: str
     folder: Path
@@ -53,7 +53,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rotary_dim: int
-    """Number of leading dimensions of a head with rotary embedding."""
+    """Number of leading dimensions per head that have rotary embedding."""
     full_heads: HeadSizes | None = None
     """Heads of full-attention layers, if they differ from those of other layers."""
     layer_heads: tuple[int, ...] | None = None
@@ -76,7 +76,8 @@ class ModelConfig:
     """Sliding window per layer: number of tokens that a token attends to, including itself; None
     for full attention."""
     has_chunks: bool | None = None
-    """Whether attention is chunked: windows begin at multiples of their length. None if not."""
+    """True if attention is chunked, with windows that begin at multiples of their length; otherwise
+    None."""
     rotating: tuple[bool, ...] | None = None
     """Whether queries and keys have rotary embedding, per layer; None if all layers do, or if the
     family's class decides by the windows."""
@@ -87,8 +88,8 @@ class ModelConfig:
     """Layers that have no keys and values of their own, and the earlier layers whose KV caches they
     read; None if there are none."""
     divided: Mapping[str, int] | None = None
-    """Further sizes that must be divisible among the ranks (besides attention heads, MLPs and
-    experts), by description; None if there are none."""
+    """Additional sizes that must be divided evenly among the ranks (besides attention heads, MLPs
+    and experts), by description; None if there are none."""
     attention_cap: float = 0.0
     """Soft cap of attention scores (by tanh); 0 if there is none."""
     has_sinks: bool = False
@@ -122,14 +123,14 @@ class ModelConfig:
     extra: Mapping[str, Any] | None = None
     """Values of keys that only the family's class reads (`FamilyConfig.extra`)."""
     tensors: TensorNames | None = None
-    """Differing tensor names in this checkpoint; None if they are the family's."""
+    """Tensor names in this checkpoint that differ from the family's; None if none do."""
     pooling: PoolerConfig | None = None
     """How hidden states become a vector; None for a model that generates text."""
     mtp: MtpConfig | None = None
     """Head for multi-token prediction that the checkpoint may have; None if it is not supported for
     this family."""
     loads_mtp: bool = False
-    """Whether that head is loaded; otherwise its tensors are skipped."""
+    """Whether the MTP head is loaded; otherwise its tensors are skipped."""
 
     @classmethod
     def parse(
@@ -275,7 +276,7 @@ class ModelConfig:
         `num_layers`: per-layer lists get one more entry.
 
         Raises:
-            ValueError: heads of this family are not supported.
+            ValueError: MTP heads of this family are not supported.
         """
         mtp, names, moe, mla = self.mtp, self.tensors, self.moe, self.mla
         if mtp is None:
@@ -355,7 +356,7 @@ def load_model_config(
 def _read_family(
     raw: RawConfig, pooler: PoolerConfig | None
 ) -> tuple[FamilyConfig, TensorNames | None]:
-    """The schema of config.json, and differing tensor names in the checkpoint, if any."""
+    """The schema filled from config.json, and the checkpoint's differing tensor names, if any."""
     if pooler is None:
         return read_family(raw)
     if pooler.info.is_bidirectional:
@@ -366,7 +367,8 @@ def _read_family(
 
 
 def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
-    """The rotary embedding, and that of sliding-window layers if it differs, otherwise None."""
+    """The rotary embedding, and that of sliding-window layers; None for the latter if it is the
+    same."""
     raw, length = _keys(family), family.max_position_embeddings
     by_layer = bool(family.window_theta)
     if family.has_layer_shares and family.rope_parameters:
@@ -405,7 +407,7 @@ def _experts(family: FamilyConfig) -> MoeConfig | None:
 
 
 def _divided(family: FamilyConfig, mamba: MambaConfig | None) -> dict[str, int]:
-    """Sizes that must be divisible among the ranks, by description."""
+    """Sizes that must be divided evenly among the ranks, by description."""
     heads = {} if mamba is None else {"the number of Mamba heads": mamba.num_heads}
     return {**family.divided(), **heads}
 
@@ -481,8 +483,8 @@ def _with_skipped_tensors(
     family: FamilyConfig,
     quantization: QuantizationConfig | None,
 ) -> TensorNames | None:
-    """Adds further tensors to skip or rename: those of the family, layers for multi-token
-    prediction, and those of the quantization format."""
+    """Adds further tensors to skip or rename: those of the family, of multi-token prediction
+    layers, and of the quantization format."""
     skipped = family.skipped_tensors()
     if skipped:
         names = names or TensorNames()

@@ -38,7 +38,7 @@ class MoeConfig:
     """Number of experts per block: those with the largest scores over its tokens. 0 for all
     experts."""
     scale: float = 1.0
-    """Factor of the weights."""
+    """Factor applied to the weights of a token's experts."""
     score_cap: float | None = None
     """Soft cap of the router's outputs (by tanh); None if there is none."""
     shared_size: int = 0
@@ -54,12 +54,11 @@ class MoeConfig:
 
 
 def checked(config: MoeConfig, top_k_key: str = "num_experts_per_tok") -> MoeConfig:
-    """Returns the configuration after checking its numbers; `top_k_key` is the key of
-    `top_k`.
+    """Returns the configuration after checking its numbers; `top_k_key` is the key of `top_k`.
 
     Raises:
-        ValueError: the number of experts is not a multiple of the number of groups, or more are
-            chosen than there are.
+        ValueError: the number of experts is not a multiple of the number of groups, or a token uses
+            more experts than there are.
     """
     if config.num_groups < 1 or config.num_experts % config.num_groups:
         raise ValueError(

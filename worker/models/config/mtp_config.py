@@ -15,7 +15,7 @@ class MtpConfig:
     Checkpoints with several heads, each for one more token, are served with the first one."""
 
     layer: str
-    """Prefix of the tensors of its decoder layer."""
+    """Prefix of the tensor names of the head's decoder layer."""
     embedding_norm: str
     """Name of the norm of the next token's embedding."""
     hidden_norm: str
@@ -25,17 +25,17 @@ class MtpConfig:
     final_norm: str
     """Name of the norm before the LM head."""
     lm_head: str = ""
-    """Name of its LM head; empty if it uses the model's."""
+    """Name of the head's LM head; empty if it uses the model's."""
     window: int | None = None
-    """Sliding window of its decoder layer, as in ModelConfig; None for full attention."""
+    """Sliding window of the head's decoder layer, as in ModelConfig; None for full attention."""
     num_heads: int | None = None
-    """Number of query heads of its layer, if it differs between the model's layers."""
+    """Number of query heads of the head's layer, if it differs between the model's layers."""
     is_dense: bool = False
-    """Whether its layer has an MLP where the model's layers have experts."""
+    """Whether the head's layer has an MLP where the model's layers have experts."""
     hidden_first: bool = False
     """Whether the projection's input begins with the hidden state, not the embedding."""
     zeroes_first: bool = True
-    """Whether the embedding is replaced by zeros at position 0, as in vLLM."""
+    """Whether the embedding is replaced with zeros at position 0, as in vLLM."""
     recycles_normed: bool = True
     """Whether the next prediction starts from the output of the final norm, rather than from its
     input."""

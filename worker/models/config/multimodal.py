@@ -19,7 +19,7 @@ class TensorNames:
     renamed_ends: tuple[tuple[str, str], ...] = ()
     """Name suffixes in the checkpoint and the family's; all matches are applied in turn."""
     skipped: tuple[str, ...] = ()
-    """Name prefixes, the checkpoint's or the family's, of tensors that are not loaded."""
+    """Prefixes, of the checkpoint's or the family's names, of tensors that are not loaded."""
     skipped_ends: tuple[str, ...] = ()
     """Name suffixes of tensors that are not loaded."""
 
@@ -64,8 +64,8 @@ class MultimodalConfig:
     ignored: tuple[str, ...] = ()
     """Keys of text_config that are ignored, as in transformers."""
     text_type: str = ""
-    """`model_type` of the text model of checkpoints without text_config, whose keys are then at the
-    top level; empty if text_config is required."""
+    """`model_type` of the text model for checkpoints without text_config, which have its keys at
+    the top level; empty if text_config is required."""
 
     def text_config(self, raw: RawConfig) -> RawConfig:
         """The text model's config.json; raises ValueError if text_config is malformed, or the
@@ -120,15 +120,15 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "qwen2": {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016},
     "qwen3": {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016},
 }
-"""Sizes missing in a text_config because they equal the defaults of its class in transformers,
+"""Sizes missing from a text_config because they equal the defaults of its class in transformers,
 which saves only differences; by `model_type`."""
 _FORMATS = ("quantization_config", "compression_config", "dtype", "torch_dtype")
 _BOOKKEEPING = words("architectures model_type text_config transformers_version auto_map")
 
 
 def language_model_and(*parts: str) -> TensorNames:
-    """Tensor names of a text model in `language_model` next to these other parts, possibly all
-    within `model`."""
+    """Tensor names of a checkpoint whose text model is `language_model`; the other `parts` are
+    skipped. All of them may be within `model`."""
     return TensorNames(
         renamed=(("language_model.", ""), ("model.language_model.", "model.")),
         skipped=tuple(f"{before}{part}." for before in ("", "model.") for part in parts),
@@ -139,7 +139,7 @@ VISION_AND_PROJECTOR = language_model_and("vision_tower", "multi_modal_projector
 
 
 def _of_text(rope: RawConfig) -> RawConfig:
-    """Rope parameters without multimodal rotary embedding (mrope): its row, column and time indices
-    of images and videos all equal the position for text."""
+    """Rope parameters without mrope (multimodal rotary embedding), whose row, column and time
+    indices all equal the position for text."""
     kept = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
     return {key: "default" if value == "mrope" else value for key, value in kept.items()}

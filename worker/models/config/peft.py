@@ -28,7 +28,8 @@ _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Supported data types, as safetensors names them."""
 _MOST_PATTERN_CHARS = 256
 _MOST_QUANTIFIERS = 3
-"""Maximum length of a pattern and number of its quantifiers, which bounds the matching time."""
+"""Maximum length of a pattern, and maximum number of its quantifiers; both bound the matching
+time."""
 
 _IGNORED = frozenset(
     {
@@ -49,7 +50,7 @@ _REMEDIES: Mapping[str, str] = {
 }
 _REMEDY = "train without it, or merge the adapter into the model"
 _CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
-"""Prefixes of `init_lora_weights` that change the base model's weights."""
+"""Prefixes of values of `init_lora_weights` that change the base model's weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,16 +65,16 @@ class PeftConfig:
     ties_weights: bool
     """Whether adapters of tied layers are also tied."""
     ranks: Mapping[str, int]
-    """Ranks of modules that differ from `rank`, by pattern."""
+    """Ranks that differ from `rank`, by pattern of module names."""
     alphas: Mapping[str, float]
-    """Numerators of modules that differ from `alpha`, by pattern."""
+    """Numerators that differ from `alpha`, by pattern of module names."""
 
     def rank_of(self, module: str) -> int:
         """Rank of a module, by its name in the checkpoint."""
         return _by_pattern(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Factor of a module's LoRA output."""
+        """Factor applied to a module's LoRA output."""
         rank = self.rank_of(module)
         divisor = math.sqrt(rank) if self.is_rank_stabilized else rank
         return _by_pattern(self.alphas, module, self.alpha) / divisor

@@ -36,11 +36,11 @@ _MODES: Mapping[str, PoolingType] = {
 }
 """Keys of sentence-transformers' pooling configuration."""
 _MODE_NAMES: Mapping[str, PoolingType] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
-"""Values of its key `pooling_mode`, which newer versions use."""
+"""Values of sentence-transformers' key `pooling_mode`, which newer versions use."""
 _LOWER: Mapping[str, PoolingType] = {
     name: kind for kind in _MODES.values() for name in (kind, kind.upper())
 }
-"""Pooling by its name in --pooler-config."""
+"""Pooling methods by their name in --pooler-config."""
 _MODULES_FILE = "modules.json"
 """File that lists the modules of a sentence-transformers checkpoint."""
 _MODULES = ("Transformer", "Pooling", "Normalize")
@@ -81,7 +81,7 @@ class PoolerConfig:
     info: PoolingInfo
     """Properties that gateways also use."""
     token_ids: tuple[int, ...] = ()
-    """Tokens whose rows of the LM head are the classification head; empty for embeddings, or if the
+    """Tokens whose LM head rows form the classification head; empty for embeddings, or if the
     checkpoint has a head."""
 
     def of_size(self, hidden_size: int) -> PoolerConfig:
@@ -94,7 +94,7 @@ class PoolerConfig:
         """Names of tensors in the checkpoint: checkpoints without an LM head omit `model.`.
 
         Args:
-            tied: whether the LM head is the embedding.
+            tied: whether the LM head shares the embedding's weight.
         """
         skipped = list[str]()
         if not self.token_ids or tied:
@@ -308,7 +308,8 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
 def _pooling(
     folder: Path, modules: list[tuple[str, str]], options: PoolingOptions, default: PoolingType
 ) -> tuple[PoolingType, bool]:
-    """Pooling and normalization, from the options, then from the checkpoint, then the default."""
+    """Pooling and normalization: from the options if they are set, otherwise from the checkpoint or
+    the default."""
     pooling_type = default
     if options.pooling_type is not None:
         pooling_type = _LOWER[options.pooling_type]
@@ -339,7 +340,7 @@ def _pooling_type(path: Path) -> PoolingType:
 
 
 def _prompts(folder: Path) -> tuple[dict[str, str], str]:
-    """Prefixes of texts by name, and the name of the default one; both empty if there are none.
+    """Text prefixes by name, and the name of the default prefix; both empty if there are none.
 
     Raises:
         ValueError: config_sentence_transformers.json is malformed.

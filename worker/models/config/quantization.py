@@ -4,9 +4,9 @@ The format is in config.json's `quantization_config`, or in a file next to it:
 ModelOpt's hf_quant_config.json, GPTQ's quantize_config.json, AWQ's quant_config.json.
 
 Weights are dequantized to the model's data type and multiplied by unquantized activations, except
-FP8 weights in large steps on GPUs with FP8 matmuls (`kernels.linear.scaled`). Scales of a
-checkpoint's activations are ignored: each token gets its own scale, which is at least as accurate.
-Scales of keys and values are loaded if the KV cache is FP8.
+FP8 weights in large steps on GPUs with FP8 matmuls (`kernels.linear.scaled`). Activation scales in
+a checkpoint are ignored: each token gets its own scale, which is at least as accurate. Scales of
+keys and values are loaded if the KV cache is FP8.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class QuantizationConfig:
     targets: tuple[str, ...] = ()
     """Patterns of quantized modules, if only some are; empty for all that are not excluded."""
     renamed_ends: tuple[tuple[str, str], ...] = ()
-    """Suffixes of tensor names in the checkpoint, and the suffixes that are expected here."""
+    """Pairs of a tensor-name suffix in the checkpoint and the suffix that the loader expects."""
     skipped_ends: tuple[str, ...] = ()
     """Suffixes of names of tensors that are not loaded."""
     has_fp8_cache: bool = False

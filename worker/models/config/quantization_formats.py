@@ -66,7 +66,7 @@ class _Source:
             must: keys with their supported values.
 
         Raises:
-            ValueError: a key is in neither, or its value is not supported.
+            ValueError: a key is in neither argument, or its value is not supported.
         """
         for key, value in self.content.items():
             if key in must:
@@ -207,7 +207,7 @@ def _parse_fp8(source: _Source) -> QuantizationConfig:
 
 
 def _parse_mxfp8(source: _Source) -> QuantizationConfig:
-    """FP8 of MiniMax, with a power of two as scale of 32 input features."""
+    """FP8 of MiniMax, with one power-of-two scale per 32 input features."""
     source.check(
         words("quant_method ignored_layers modules_to_not_convert"),
         {

@@ -36,7 +36,7 @@ class RopeConfig:
     """Kind of scaling. `dynamic` has no effect: it only scales beyond the training length, which is
     not supported."""
     theta: float = 10000.0
-    """Base of the wavelengths."""
+    """Base from which the wavelengths are computed (`rope_theta`)."""
     factor: float = 1.0
     """Factor by which the context (linear, llama3, yarn) or wavelengths (proportional) are
     stretched."""
@@ -44,26 +44,26 @@ class RopeConfig:
     """Context length before it was stretched (llama3, yarn, longrope)."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    """End of the range of wavelengths that llama3 interpolates, with `low_freq_factor`: from
-    original length / high_freq_factor to original length / low_freq_factor."""
+    """One bound, with `low_freq_factor` as the other, of the wavelengths that llama3 interpolates:
+    from original length / high_freq_factor to original length / low_freq_factor."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    """End of the range that yarn interpolates, with `beta_fast`, in rotations over the original
-    length."""
+    """One bound, with `beta_fast` as the other, of the range that yarn interpolates, in rotations
+    over the original length."""
     truncate: bool = True
     """Whether yarn rounds the ends of its ramp to whole dimensions."""
     attention_factor: float = 1.0
-    """Factor of cosines and sines (yarn, longrope)."""
+    """Factor applied to cosines and sines (yarn, longrope)."""
     short_factors: tuple[float, ...] | None = None
-    """Factors of wavelengths, by pair of dimensions, in sequences within the original length
-    (longrope). Longer sequences would need different factors, including for keys that are already
-    cached."""
+    """Factors applied to wavelengths, by pair of dimensions, in sequences within the original
+    length (longrope). Longer sequences would need different factors, including for keys that are
+    already cached."""
     rotating_share: float | None = None
     """Fraction of a head's dimension pairs, counted from the first, that have rotary embedding.
     Wavelengths are as if all pairs had it (proportional)."""
     query_beta: float | None = None
-    """Factor beta of the scaling of queries, 1 + beta * ln(1 + floor(position / original length));
-    None if queries are not scaled."""
+    """Factor beta in the query scale, 1 + beta * ln(1 + floor(position / original length)); None if
+    queries are not scaled."""
 
     def scaled_length(self, max_position_embeddings: int) -> int:
         """Longest sequence that this rotary embedding supports."""
@@ -113,7 +113,7 @@ def parse_window_rope(
     Args:
         raw: config.json.
         max_position_embeddings: value of this key in config.json.
-        theta_key: key of the base, used if it is missing in `rope_parameters`.
+        theta_key: key of the base, used if it is missing from `rope_parameters`.
 
     Raises:
         ValueError: a kind of scaling is not supported, or one of its numbers is missing.
@@ -272,8 +272,8 @@ def _number(parameters: dict[str, Any], name: str, key: str) -> float:
 
 
 def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
-    """Factor of cosines and sines by which YaRN corrects the temperature (arXiv 2309.00071, section
-    3.4), times `attn_factor`."""
+    """Factor that YaRN applies to cosines and sines to correct the temperature (arXiv 2309.00071,
+    section 3.4), times `attn_factor`."""
     given, further = parameters.get("attention_factor"), parameters.get("attn_factor")
     if given is not None and further is not None:
         raise ValueError(
@@ -290,13 +290,14 @@ def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """YaRN's `mscale` for a context that is `factor` times as long: the factor of both queries and
-    keys."""
+    """YaRN's `mscale` for a context that is `factor` times as long: the factor applied to both
+    queries and keys."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _longrope_attention_factor(parameters: dict[str, Any], factor: float, original: int) -> float:
-    """Factor of cosines and sines by which LongRoPE corrects the temperature (arXiv 2402.13753)."""
+    """Factor that LongRoPE applies to cosines and sines to correct the temperature (arXiv
+    2402.13753)."""
     given = parameters.get("attention_factor")
     if given is not None:
         return float(given)

@@ -53,12 +53,13 @@ HARMLESS = words(
 the last lines, its legacy generation keys. pretraining_tp only splits sums; max_window_layers has
 an effect in families that have it as a field."""
 ROUTER_KEYS = words("output_router_logits router_aux_loss_coef")
-"""Keys of families with experts that only concern training."""
+"""Keys that only concern training, in families with experts."""
 
 
 def only(*values: object) -> Meta:
-    """Metadata of a field that supports only these values. For bools and floats, which msgspec does
-    not support in Literal, and for fields that subclasses redeclare with other values."""
+    """Metadata of a field that supports only these values. It is needed for bools and floats, which
+    msgspec does not support in Literal, and for fields that subclasses redeclare with other values.
+    """
     return Meta(extra={"only": values})
 
 
@@ -67,7 +68,7 @@ Index = Annotated[int, Meta(ge=0)]
 """A non-negative integer: an index, or a count that may be 0."""
 Number = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 One = Annotated[float, Meta(ge=1, le=1)]
-"""A factor that is not supported: it must be 1."""
+"""A factor that must be 1, since scaling by it is not supported."""
 Yes = Annotated[bool, only(True)]
 No = Annotated[bool, only(False)]
 
@@ -97,7 +98,7 @@ def read_fields(
         schema: the struct.
         raw: keys and values of config.json.
         harmless: keys that have no effect, besides those common to all families.
-        spelled: names in config.json of renamed fields, for messages.
+        spelled: config.json names of renamed fields, for messages.
 
     Raises:
         ValueError: a key is unknown or missing, or its value is not supported; the message names

@@ -29,7 +29,7 @@ CHECKS: Mapping[str, str] = {
     "triton": "CUDA kernels, in Triton's interpreter",
     "cuda": "captured steps on a simulated CUDA device",
 }
-"""A family's checks, by name."""
+"""Descriptions of a family's checks, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -56,8 +56,8 @@ class AttentionNames:
     """Whether q, k and v are one tensor that holds, for each KV head, the rows of its query heads,
     its key and its value."""
     num_groups: int = 0
-    """Number of head groups in such a tensor if scale blocks begin anew in each group; 0 for one
-    group per KV head without separate scale blocks."""
+    """Number of head groups in a grouped tensor whose scale blocks begin anew in each group; 0 if
+    there is one group per KV head and scale blocks do not begin anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,14 +67,14 @@ class AttentionTraits:
     names: AttentionNames = AttentionNames()
     """Names of the block's parts in a checkpoint."""
     scale: float | None = None
-    """Factor of attention scores; None for head_dim ** -0.5."""
+    """Factor applied to attention scores; None for head_dim ** -0.5."""
     rotates: bool = True
     """Whether queries and keys have rotary embedding."""
     is_interleaved: bool = False
     """Whether rotary embedding pairs adjacent dimensions (GPT-J style) instead of the two halves
     (NeoX style)."""
     query_scale: torch.Tensor | None = None
-    """Factors of queries by position, fp32 [positions]; None if queries are not scaled."""
+    """Factors applied to queries, by position, fp32 [positions]; None if queries are not scaled."""
     has_wide_norms: bool = False
     """Whether QK norm is over all heads together instead of each head."""
     has_sinks: bool = False
@@ -89,7 +89,7 @@ class AttentionTraits:
     gates_heads: bool = False
     """Whether the gate, which has a separate projection, has one feature per head."""
     gate: Callable[[torch.Tensor], torch.Tensor] = rowwise.sigmoid
-    """Function of the gate."""
+    """Activation of the gate."""
     has_unit_heads: bool = False
     """Whether each head of q and k is normalized without a weight after rotary embedding."""
     values_are_keys: bool = False
@@ -97,7 +97,7 @@ class AttentionTraits:
     has_value_norm: bool = False
     """Whether each head of the values is normalized without a weight."""
     value_factor: float = 1.0
-    """Factor of values."""
+    """Factor applied to values."""
 
 
 class Attention:
@@ -113,7 +113,7 @@ class Attention:
         cos_sin: rotary table [positions, rotary_dim].
         window: sliding window: number of positions that a query attends to, including its own; 0
             for full attention.
-        traits: how it differs from Llama's attention.
+        traits: how the block differs from Llama's attention.
         input_size: size of the input; 0 for the hidden size.
     """
 
@@ -141,7 +141,7 @@ class Attention:
         )
         """Specification of the layer's KV cache."""
         self.state_spec: StateSpec | None = None
-        """Attention keeps no state."""
+        """None, since attention keeps no state."""
         assert traits.has_gate or not traits.names.gate, "a gate name requires a gate"
         self._query_parts = 2 if traits.has_gate and not traits.names.gate else 1
         assert traits.has_value_norm or not traits.values_are_keys, (
@@ -152,7 +152,7 @@ class Attention:
             self._query_parts * num_heads * head_dim,
             *(num_kv_heads * size for size in kept),
         ]
-        """Output features of q, k, v and the gate."""
+        """Numbers of output features of q, k, v and the gate."""
         if traits.names.gate:
             assert len(kept) == 2, "gates come after the values"
             self._widths.append(num_heads * (1 if traits.gates_heads else value_dim))
@@ -212,7 +212,7 @@ class Attention:
             )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all projections, norms and sinks; `prefix` ends with a dot."""
+        """Weight slots of all projections, norms and sinks; `prefix` ends with a dot."""
         yield from self.qkv.weight_slots(prefix)
         yield from self.output.weight_slots(f"{prefix}{self._names.output}")
         if self.q_norm is not None and self.k_norm is not None:
@@ -245,7 +245,7 @@ class Attention:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
+        """FP8 input format that `forward` supports; None if it only accepts unquantized rows."""
         return self.qkv.fp8_inputs
 
     def forward(
@@ -255,8 +255,8 @@ class Attention:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; writes the
-        keys and values of all tokens to the cache."""
+        """Maps inputs [T, hidden] to outputs [T, hidden], or [S, hidden] for the tokens in
+        `logits_indices`. Writes the keys and values of all tokens to the cache."""
         projected = self.qkv.forward(hidden)
         num_tokens, size = len(projected), self._head_dim
         first, second, *rest = projected.split(self._widths, dim=1)
@@ -324,7 +324,7 @@ class Attention:
 
 
 def _weightless_norm(config: ModelConfig, options: LayerOptions) -> RMSNorm:
-    """A norm over a head whose weights are all 1; not loaded from a checkpoint."""
+    """A norm over a head; its weights are all 1 and are not loaded from a checkpoint."""
     norm = RMSNorm(config.head_dim, config.rms_norm_eps, options)
     norm.weight.fill_(1.0)
     return norm
@@ -340,8 +340,8 @@ def attend(
     sinks: torch.Tensor | None = None,
     value_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Attention of a step's rows to one layer's KV cache: queries [T, heads, head_dim] to [T,
-    heads, value_dim]; other arguments as in AttentionStep."""
+    """Attention output [T, heads, value_dim] of queries q [T, heads, head_dim] over one layer's KV
+    cache; other arguments are as in `AttentionStep.forward`."""
     return attend_to_rows(
         *(q, cache, ctx.attention[layer_index], ctx.num_decode_tokens),
         scale=scale,
@@ -360,8 +360,8 @@ def attend_to_rows(
     sinks: torch.Tensor | None = None,
     value_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Attention of the rows planned in `inputs` to one layer's KV cache; the first `num_decodes`
-    rows are decodes; other arguments as in `attend`."""
+    """Attention of the rows planned in `inputs` over one layer's KV cache. The first `num_decodes`
+    rows are decodes; other arguments are as in `attend`."""
 
     def forward(step: AttentionStep, q: torch.Tensor) -> torch.Tensor:
         return step.forward(q, cache.k, cache.v, scale=scale, sinks=sinks, value_scale=value_scale)
@@ -385,7 +385,7 @@ class MLP:
     Args:
         config: the model's configuration.
         options: options of the model's layers.
-        activate: activation, [T, size] to [T, size].
+        activate: activation, which maps [T, size] to [T, size].
         up_name: name of the first projection in a checkpoint.
         down_name: name of the second projection in a checkpoint.
     """
@@ -414,7 +414,7 @@ class MLP:
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of both projections; `prefix` ends with a dot."""
+        """Weight slots of both projections; `prefix` ends with a dot."""
         yield from self._up.weight_slots(prefix)
         yield from self._down.weight_slots(f"{prefix}{self._down_name}")
 
@@ -425,11 +425,11 @@ class MLP:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
+        """FP8 input format that `forward` supports; None if it only accepts unquantized rows."""
         return self._up.fp8_inputs
 
     def forward(self, hidden: Rows, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
+        """Maps inputs [T, hidden] to outputs [T, hidden]."""
         return self._down.forward(self._activate(self._up.forward(hidden)))
 
 
@@ -444,8 +444,8 @@ class GatedMLP:
         config: the model's configuration.
         options: options of the model's layers.
         size: intermediate size; 0 for the configuration's size.
-        activate: gated activation, [T, 2 * size] of gate and up to [T, size]. An `Activation` is
-            fused with the quantization of its result if `down` reads FP8 rows.
+        activate: gated activation, which maps gate and up [T, 2 * size] to [T, size]. An
+            `Activation` is fused with the quantization of its result if `down` reads FP8 rows.
         names: names of gate, up and down in a checkpoint; gate and up have the same name if they
             are one tensor.
     """
@@ -482,7 +482,7 @@ class GatedMLP:
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all projections; `prefix` ends with a dot."""
+        """Weight slots of all projections; `prefix` ends with a dot."""
         yield from self.gate_up.weight_slots(prefix)
         yield from self.down.weight_slots(f"{prefix}{self._down_name}")
 
@@ -500,15 +500,15 @@ class GatedMLP:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
+        """FP8 input format that `forward` supports; None if it only accepts unquantized rows."""
         return self.gate_up.fp8_inputs
 
     def forward(self, hidden: Rows, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
+        """Maps inputs [T, hidden] to outputs [T, hidden]."""
         return self.down.forward(self._activated(self.gate_up.forward(hidden)))
 
     def forward_share(self, hidden: Rows) -> torch.Tensor:
-        """[T, hidden] to this rank's partial output, [T, hidden]; the caller sums over ranks."""
+        """This rank's partial output [T, hidden] for inputs [T, hidden], before the all-reduce."""
         return self.down.forward_share(self._activated(self.gate_up.forward(hidden)))
 
     def _activated(self, both: torch.Tensor) -> Rows:
@@ -579,7 +579,7 @@ def _grouped_parts(
     per_group, kv_per_group = config.num_heads // num_groups, config.num_kv_heads // num_groups
     head_dim, value_dim = config.head_dim, config.value_dim or config.head_dim
     starts = [0, per_group * head_dim, (per_group + kv_per_group) * head_dim]
-    """First features of q, k and v in a group."""
+    """Indices of the first features of q, k and v in a group."""
     size = starts[2] + kv_per_group * value_dim
     parts = []
     for start, width, heads, first, each in (

@@ -34,7 +34,7 @@ class CacheScales:
         self._prefix = ""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the scales under all names; `prefix` ends with a dot."""
+        """Weight slots for the scales under all names; `prefix` ends with a dot."""
         self._prefix = prefix
         for names, loaded in zip(self._names, self._loaded, strict=True):
             for index, name in enumerate(names):

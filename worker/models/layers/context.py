@@ -34,8 +34,8 @@ class KVCache:
 
 @dataclass(kw_only=True, slots=True)
 class SparseInputs:
-    """Inputs for the queries of a step that attend to a selection of the earlier tokens. The others
-    attend to all earlier tokens, which are no more than would be selected."""
+    """Inputs for the queries of a step that attend to a selection of the earlier tokens. The other
+    queries attend to all earlier tokens, which are no more than would be selected."""
 
     queries: SparseQueries
     tokens: torch.Tensor | None
@@ -43,7 +43,7 @@ class SparseInputs:
     others: torch.Tensor | None
     """[M] int64, ascending: the other tokens of the step; None if there are none."""
     num_other_decodes: int
-    """Number of leading tokens among the others that are decode rows."""
+    """Number of leading tokens in `others` that are decode rows."""
     cells: torch.Tensor | None = None
     """[N, top_k] int32: cache cells selected by the latest layer with an indexer, as returned by
     `select_tokens`; None before the first such layer."""
@@ -77,7 +77,7 @@ class AttentionInputs:
     expanded: ExpandedInputs | None = None
     """Rows computed in expanded form; `extend` excludes them. None if there are none."""
     dense: AttentionInputs | None = None
-    """Inputs of the group's layers that attend to all tokens; None if `sparse` is."""
+    """Inputs of the group's layers that attend to all tokens; None if `sparse` is None."""
     canvases: AttentionStep | None = None
     """Planned attention of canvases, whose rows come last; None if there are none."""
     num_canvas_tokens: int = 0
@@ -101,13 +101,13 @@ class ForwardContext:
     state_rows: StateRows | None = None
     """Rows of the step for linear-attention layers; None if there are no such layers."""
     signal: torch.Tensor | None = None
-    """[C, hidden]: self-conditioning signal of the tokens of canvases, the last ones of the step;
-    None if it only computes known tokens."""
+    """[C, hidden]: self-conditioning signal for the tokens of canvases, which are the last tokens
+    of the step; None if the step only computes known tokens."""
     row_lengths: Sequence[int] = ()
     """Number of tokens of each row, for bidirectional encoders, whose rows are whole prompts; empty
     for other models."""
     token_types: torch.Tensor | None = None
     """[T] int64: token types of encoders; None if all are 0."""
     per_layer: torch.Tensor | None = None
-    """[T, layers, size], or [S, layers, size] in layers that only compute the tokens of
+    """[T, layers, size], or [S, layers, size] in layers that only compute the tokens in
     `logits_indices`: per-layer embeddings; None in models without them."""

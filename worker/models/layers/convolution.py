@@ -54,7 +54,7 @@ class ShortConvolution:
         """Specification of the last inputs, which are per-request state."""
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """Slots of `name`.weight and `name`.bias."""
+        """Weight slots for `name`.weight and `name`.bias."""
         num_taps, first = self._weight.shape[1], 0
         for part in self._parts:
             own = slice(first, first + part.size)
@@ -74,10 +74,10 @@ class ShortConvolution:
                 )
 
     def process_after_loading(self) -> None:
-        """Orders the loaded weights by input."""
+        """Transposes the loaded weights, so that the inputs come before the channels."""
         self._weight = torch.stack(self._weight.unbind(1))
 
     def forward(self, x: torch.Tensor, states: torch.Tensor, rows: StateRows) -> torch.Tensor:
-        """Convolves the tokens of all rows: x [T, C], whose rows may be strided, to [T, C]; updates
-        the last inputs `states` [states, N - 1, C]."""
+        """Convolves the tokens of all rows: maps x [T, C], whose rows may be strided, to [T, C].
+        Updates the last inputs in `states` [states, N - 1, C]."""
         return short_convolution(x, self._weight, self._bias, states, rows, has_silu=self._has_silu)

@@ -19,7 +19,7 @@ class EncoderAttention(Attention):
         options: options of the model's layers.
         layer_index: 0-based index of the layer.
         cos_sin: rotary table [positions, head_dim].
-        traits: names of its parts, and whether queries and keys have rotary embedding.
+        traits: names of the block's parts, and whether queries and keys have rotary embedding.
         distance: maximum distance of tokens that attend to each other; None for no limit.
     """
 
@@ -43,8 +43,8 @@ class EncoderAttention(Attention):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`. The cache
-        is neither read nor written."""
+        """Maps inputs [T, hidden] to outputs [T, hidden], or [S, hidden] for the tokens in
+        `logits_indices`. The cache is neither read nor written."""
         parts = self.qkv.forward(hidden).split(self._widths, dim=1)
         q, k, v = (part.view(len(part), -1, self._head_dim) for part in parts)
         if logits_indices is not None and not len(logits_indices):
@@ -59,7 +59,8 @@ class EncoderAttention(Attention):
         )
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Attention of the n tokens of one prompt, [n, heads, head_dim] each."""
+        """Computes attention among the n tokens of one prompt; q, k and v are [n, heads, head_dim]
+        each."""
         mask: torch.Tensor | None = None
         if self._distance is not None and len(q) > self._distance + 1:
             places = torch.arange(len(q), device=q.device)

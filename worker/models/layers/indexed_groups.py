@@ -55,8 +55,8 @@ class IndexedCodes:
         """Group of each input feature."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the tensors that the checkpoint must contain; `prefix` precedes the part's
-        name."""
+        """Weight slots for the tensors that the checkpoint must contain; `prefix` precedes the
+        part's name."""
         self._name = name = prefix + self._part.name
         rows, columns = self._part.full_shape
         first_row, first_column = self._first

@@ -26,7 +26,7 @@ class Indexer:
     of the attention queries, and k and w from the hidden state. The Hadamard transform of the
     published kernels, which prepares q and k for FP8, cancels out in these dot products.
 
-    It is replicated on every rank, since all ranks must select the same tokens.
+    The indexer is replicated on every rank, since all ranks must select the same tokens.
 
     Args:
         config: the sparse attention.
@@ -47,7 +47,7 @@ class Indexer:
         self._config, self._cos_sin = config, cos_sin
         self._batch_invariant = options.batch_invariant
         self.keys = IndexKeys(config.head_dim, options.dtype)
-        """What the layer caches for the indexer."""
+        """Index keys that the layer caches."""
         queries = whole_part("wq_b", config.num_heads * config.head_dim)
         self._query = ColumnParallelLinear(q_rank, [queries], bias=False, options=options)
         keys = whole_part("wk", config.head_dim)
@@ -57,7 +57,7 @@ class Indexer:
         self._scale = (config.head_dim * config.num_heads) ** -0.5
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all projections and of the norm; `prefix` ends with a dot."""
+        """Weight slots of all projections and of the norm; `prefix` ends with a dot."""
         for linear in (self._query, self._key, self._weights):
             yield from linear.weight_slots(prefix)
         yield from self._key_norm.weight_slots(f"{prefix}k_norm")
@@ -77,8 +77,8 @@ class Indexer:
         cache: KVCache,
         inputs: AttentionInputs,
     ) -> None:
-        """Writes the keys of a step's tokens to the cache, and selects the tokens that its queries
-        attend to.
+        """Writes the keys of a step's tokens to the cache, and selects the tokens that the step's
+        queries attend to.
 
         Args:
             hidden: [T, hidden].

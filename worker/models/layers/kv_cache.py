@@ -13,9 +13,9 @@ from kernels.mla_prefill import Expansion
 from worker.protocol.page_groups import PageGroups
 
 _MOST_PADDING = 1.25
-"""If the most frequent kind of layer has fewer than this many times the layers of the least
-frequent kind, its number of layers is the group size. Pages of smaller groups then have unused
-memory, but requests have fewer page tables."""
+"""Ratio of the numbers of layers of the most and the least frequent kind, below which the group
+size is the higher number. Pages of smaller groups then have unused memory, but requests have fewer
+page tables."""
 
 
 class IndexKeys(NamedTuple):
@@ -86,8 +86,8 @@ class StateSpec:
     planes: tuple[StatePlane, ...]
     """Tensors that the state consists of."""
     inputs: tuple[StatePlane, ...] = ()
-    """What the layer computes from a token before it reads the state; shapes are per token. Kept
-    for drafts, which may be rejected (`kernels.states.Replay`)."""
+    """What the layer computes from a token before it reads the state; shapes are per token. These
+    inputs are kept for drafts, which may be rejected (`kernels.states.Replay`)."""
 
     @property
     def num_bytes(self) -> int:
@@ -148,9 +148,10 @@ class KVCacheLayout:
     states: Mapping[int, StateSpec] = field(default_factory=dict)
     """States, by index of the layers that keep one; such a layer may also be in a group."""
     index_keys: Mapping[int, IndexKeys] = field(default_factory=dict)
-    """Index keys by layer that caches some. Layers of a group may differ in them."""
+    """Index keys, by index of the layers that cache them; other layers of the same group may have
+    none."""
     beside: tuple[KVCacheGroup, ...] = ()
-    """Layers of an EAGLE-3 head, each with planes of its own in the pages of the first group, since
+    """Layers of an EAGLE-3 head, each with its own planes in the pages of the first group, since
     their specs may differ from those of the model's layers."""
 
     def with_beside(self, layer: int, spec: KVCacheSpec) -> KVCacheLayout:
@@ -216,8 +217,8 @@ def layout_of(layers: Sequence[CachingLayer]) -> KVCacheLayout:
 
 
 def _may_share(spec: KVCacheSpec, most: KVCacheSpec) -> bool:
-    """Whether pages of a spec fit into pages of the largest one the same whole number of times in
-    each plane."""
+    """Whether pages of a spec fit into pages of the largest spec a whole number of times, which
+    must be the same for each plane."""
     if (spec.dtype, spec.num_planes) != (most.dtype, most.num_planes):
         return False
     sizes = zip(spec.page_shapes(1), most.page_shapes(1), strict=True)

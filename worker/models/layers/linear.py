@@ -103,12 +103,13 @@ class Linear:
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that the layer accepts as well; None if it only accepts unquantized rows. Known
-        after the weight is packed."""
+        """FP8 input format that the layer supports; None if it only accepts unquantized rows. It is
+        only known after the weight is packed."""
         return None if self.lora is not None else self._packed.fp8_inputs
 
     def _weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the weight, with this layer; `prefix` precedes the parts' names."""
+        """Slots of the weight, each with a reference to this layer; `prefix` precedes the parts'
+        names."""
         module = LinearModule(self, prefix)
         for slot in self.weight.slots(prefix):
             yield replace(slot, module=module)
@@ -171,7 +172,7 @@ class ColumnParallelLinear(Linear):
         super().__init__(in_features, weight_parts, bias, options, supports_lora)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all parts and their biases; `prefix` ends with a dot."""
+        """Weight slots of all parts and their biases; `prefix` ends with a dot."""
         yield from self._weight_slots(prefix)
         if self.bias is None:
             return
@@ -184,7 +185,8 @@ class ColumnParallelLinear(Linear):
             )
 
     def forward(self, x: Rows) -> torch.Tensor:
-        """[T, in] to [T, sum of the parts' local sizes], the parts concatenated."""
+        """Maps inputs [T, in] to the concatenated outputs of all parts, [T, sum of the parts' local
+        sizes]."""
         out = linear(x, self._packed, self.bias)
         return out if self.lora is None else self.lora.add_(out, x)
 
@@ -192,7 +194,7 @@ class ColumnParallelLinear(Linear):
 def build_router(
     hidden_size: int, scores: Mapping[str, int], options: LayerOptions, *, bias: bool = False
 ) -> ColumnParallelLinear:
-    """A router that computes the scores of experts; replicated on every rank.
+    """Builds a router, which computes the scores of experts and is replicated on every rank.
 
     Weights and input are fp32, so that the choice of experts does not depend on the rounding of
     activations.
@@ -244,7 +246,7 @@ class RowParallelLinear(Linear):
         self._alone = world_size == 1
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """Slots of `name`'s weight and of its bias, which is replicated on every rank."""
+        """Weight slots for `name`.weight and for `name`.bias, which is replicated on every rank."""
         yield from self._weight_slots(name)
         if self.bias is not None:
             yield WeightSlot(
@@ -254,19 +256,20 @@ class RowParallelLinear(Linear):
             )
 
     def forward(self, x: Rows) -> torch.Tensor:
-        """[T, local in] to [T, out], summed over the ranks."""
+        """Maps inputs [T, local in] to outputs [T, out], summed over the ranks."""
         if self._alone:
             return self._share(x, self.bias)
         total = self._group.all_reduce(self._share(x, None), fixed_order=self._batch_invariant)
         return total if self.bias is None else total + self.bias
 
     def forward_share(self, x: Rows) -> torch.Tensor:
-        """[T, local in] to this rank's partial output, [T, out]; the caller sums over ranks."""
+        """Maps inputs [T, local in] to this rank's partial output [T, out]; the caller sums over
+        ranks."""
         return self._share(x, self.bias if self._group.rank == 0 else None)
 
     def _share(self, x: Rows, bias: torch.Tensor | None) -> torch.Tensor:
-        """Matmul with this rank's weights and, since the all-reduce is linear, with its share of
-        the tokens' adapters."""
+        """Multiplies by this rank's weights and, since the all-reduce is linear, adds this rank's
+        share of the tokens' LoRA outputs."""
         out = linear(x, self._packed, bias)
         return out if self.lora is None else self.lora.add_(out, x)
 
@@ -290,7 +293,7 @@ class VocabParallelEmbedding:
         self.weight[self._num_rows :].zero_()  # untouched pages are not allocated
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slot of `name`.weight, empty on a rank that only has padding."""
+        """The weight slot for `name`.weight; empty on a rank that only has padding."""
         yield WeightSlot(
             name=f"{name}.weight",
             destination=self.weight[: self._num_rows],
@@ -303,8 +306,8 @@ class VocabParallelEmbedding:
         self.weight = self.weight.new_empty(0, self.weight.shape[1])
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] to embeddings [T, hidden]. Each rank looks up tokens in its part of the
-        vocabulary and returns zeros for others; the results are summed over ranks."""
+        """Maps token ids [T] to embeddings [T, hidden]. Each rank looks up tokens in its part of
+        the vocabulary and returns zeros for others; the results are summed over ranks."""
         if self._group.world_size == 1:
             out = self.weight.index_select(0, input_ids)
             return out if self.lora is None else self.lora.add_(out, input_ids)
@@ -317,8 +320,8 @@ class VocabParallelEmbedding:
         return self._group.all_reduce(rows)
 
     def average(self, shares: torch.Tensor) -> torch.Tensor:
-        """Distributions over tokens [T, vocabulary], in the data type of the weight, to weighted
-        averages of embeddings [T, hidden]."""
+        """Maps distributions over tokens [T, vocabulary], in the data type of the weight, to
+        weighted averages of embeddings [T, hidden]."""
         local = shares[:, self.start : self.start + self._num_rows]
         averages = local @ self.weight[: self._num_rows]
         return averages if self._group.world_size == 1 else self._group.all_reduce(averages)
@@ -358,7 +361,7 @@ class ParallelLMHead:
         self._packed: PackedLinear
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """Slots of `name`.weight, unless it is the embedding's, and of `name`.bias."""
+        """Weight slots for `name`.weight, unless it is the embedding's, and for `name`.bias."""
         if self._untied is not None:
             yield from self._untied.weight_slots(name)
         if self._bias is not None:
@@ -386,7 +389,7 @@ class ParallelLMHead:
         return embedding if self._untied is None else self._untied
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [R, hidden] to fp32 logits [R, vocab_size]."""
+        """Maps hidden states [R, hidden] to fp32 logits [R, vocab_size]."""
         local = linear(hidden, self._packed, self._bias)
         return self.gather(local if self.lora is None else self.lora.add_(local, hidden))
 

@@ -30,7 +30,7 @@ class LinearModule(NamedTuple):
     """A linear layer and its location in the model."""
 
     layer: object
-    """The `Linear`; this file does not import the class."""
+    """The `Linear` layer, whose class this file does not import."""
     prefix: str
     """Prefix of the names of the layer's parts in a checkpoint."""
 
@@ -41,7 +41,7 @@ class Stacked:
     additional first dimension."""
 
     index: int
-    """Place of the matrix in the tensor."""
+    """Index of the matrix in the tensor."""
     count: int
     """Number of matrices in the tensor."""
 
@@ -72,7 +72,7 @@ class WeightSlot:
     may_lack_ones: bool = False
     """Whether the checkpoint's tensor may omit trailing dimensions of size 1."""
     is_optional: bool = False
-    """Whether the tensor may be missing in the checkpoint, in which case the destination is
+    """Whether the tensor may be missing from the checkpoint, in which case the destination is
     unchanged."""
     fill_dummy: Callable[[torch.Tensor], object] | None = None
     """Fills the destination with dummy weights; None for the loader's default."""
@@ -104,8 +104,8 @@ class WeightPart:
     """Number of rows in the checkpoint after which blocks of scales begin anew; 0 for none. A part
     is within one section."""
     stacked: Stacked | None = None
-    """The weight's place in tensors that stack several, as an expert's; None if each weight has its
-    own tensor."""
+    """Place of the weight, such as an expert's, in tensors that stack several weights; None if each
+    weight has its own tensor."""
 
     def first_block(self, size: int) -> int:
         """Number of blocks of `size` rows or columns before this rank's slice."""
@@ -126,8 +126,8 @@ class LinearWeight(ABC):
 
     @abstractmethod
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the tensors that the checkpoint must contain; `prefix` precedes the parts'
-        names."""
+        """Weight slots for the tensors that the checkpoint must contain; `prefix` precedes the
+        parts' names."""
 
     @abstractmethod
     def dense(self) -> torch.Tensor:
@@ -147,7 +147,7 @@ class LinearWeight(ABC):
 
     @abstractmethod
     def reorder(self, rows: torch.Tensor) -> None:
-        """Reorders the loaded rows to those with the indices `rows` [out], on the host."""
+        """Reorders the loaded rows by the indices `rows` [out], on the host."""
 
     @abstractmethod
     def pack(self) -> PackedLinear:

@@ -1,6 +1,6 @@
 """LoRA in linear layers: adapter weights on the device, and the adapters of a step's tokens.
 
-A layer without adapters has none of this. With `--enable-lora`, every layer that supports adapters
+Without `--enable-lora`, layers have no LoRA buffers. With it, every layer that supports adapters
 has buffers for `max_loras` of them, and adds the LoRA outputs of the step's tokens to its own. All
 layers share one `LoraRows`, which is set before each forward pass.
 """
@@ -28,7 +28,7 @@ class LoraRows:
         """Sets the adapters of the next forward pass.
 
         Args:
-            tiles: the T tokens grouped by adapter; None if no token has one.
+            tiles: the T tokens grouped by adapter; None if no token has an adapter.
             num_tokens: T.
             selected: the same for the S tokens that the last layer computes (`logits_indices`),
                 indexed among these; None if it computes all tokens.
@@ -56,7 +56,7 @@ class LoraFactors:
 
     @property
     def num_bytes(self) -> int:
-        """Size of both, in bytes."""
+        """Size of `a` and `b`, in bytes."""
         return (self.a.numel() + self.b.numel()) * self.a.element_size()
 
 
@@ -78,8 +78,8 @@ class LoraLayer:
         return self.weights.num_bytes
 
     def add_(self, out: torch.Tensor, x: object) -> torch.Tensor:
-        """Adds the products with the tokens' adapters to the layer's output [R, out], in place;
-        x [R, in] is its input."""
+        """Adds the LoRA outputs of the tokens' adapters to the layer's output [R, out], in place; x
+        [R, in] is the layer's input."""
         assert isinstance(x, torch.Tensor), "fp8_inputs excludes quantized inputs"
         tiles = self._rows.tiles(len(x))
         return out if tiles is None else add_lora_(out, x.contiguous(), self.weights, tiles)

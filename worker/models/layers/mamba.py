@@ -79,7 +79,7 @@ class Mamba2:
         self._create_weights(options)
         state = (self._num_heads, sizes.state_dim, sizes.head_dim)
         self.kv_cache_spec: KVCacheSpec | None = None
-        """Mamba-2 keeps no keys and values."""
+        """None, since Mamba-2 keeps no keys and values."""
         self.state_spec: StateSpec | None = StateSpec(
             planes=(self._conv.plane, StatePlane(state, torch.float32)),
             inputs=(StatePlane((sum(self._widths[1:]),), options.dtype),),
@@ -111,8 +111,8 @@ class Mamba2:
             self._multipliers = factors.repeat_interleave(repeats).to(options.device)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the projections, the convolution, the scan and the norm; `prefix` ends with a
-        dot."""
+        """Weight slots of the projections, the convolution, the scan and the norm; `prefix` ends
+        with a dot."""
         yield from self._input.weight_slots(prefix)
         yield from self._conv.weight_slots(f"{prefix}conv1d")
         yield from self._output.weight_slots(f"{prefix}out_proj")
@@ -133,14 +133,14 @@ class Mamba2:
             )
 
     def process_after_loading(self) -> None:
-        """Packs the projections after loading, and orders the weights of the convolution."""
+        """Packs the projections after loading, and transposes the weights of the convolution."""
         self._input.process_after_loading()
         self._output.process_after_loading()
         self._conv.process_after_loading()
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
-        """FP8 rows that `forward` accepts as well; None if it only accepts unquantized rows."""
+        """FP8 input format that `forward` supports; None if it only accepts unquantized rows."""
         return self._input.fp8_inputs
 
     def forward(
@@ -150,8 +150,8 @@ class Mamba2:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; updates the
-        states of all rows."""
+        """Maps inputs [T, hidden] to outputs [T, hidden], or [S, hidden] for the tokens in
+        `logits_indices`. Updates the states of all rows."""
         rows, states = ctx.state_rows, ctx.states[self._layer_index]
         assert rows is not None, "a step of a model that keeps states"
         projected = self._input.forward(hidden)
@@ -174,7 +174,7 @@ class Mamba2:
         return self._output.forward(self.gate(out, z))
 
     def gate(self, out: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        """Gates outputs by z and normalizes them, [T, values] each, computed in fp32."""
+        """Gates the outputs [T, values] by z [T, values] and normalizes them, computed in fp32."""
         wide, gate = out.float(), rowwise.silu(z.float())
         order = self._sizes.order
         if order != "norm first":

@@ -38,7 +38,7 @@ from worker.models.layers.linear_method import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackedNames:
-    """Names in a checkpoint of two tensors with all of a layer's experts, unquantized."""
+    """Checkpoint names of two tensors that hold all of a layer's experts, unquantized."""
 
     gate_up: str = "experts.gate_up_proj"
     """Name of the gate and up projections [experts, 2 * size, hidden]."""
@@ -54,7 +54,7 @@ class MoeNames:
 
     router: str = "gate"
     bias: str = "gate.expert_bias"
-    """Name of the router's bias per expert."""
+    """Name of the router's per-expert bias."""
     bias_is_matrix: bool = False
     """Whether the bias is [1, experts] in a checkpoint."""
     experts: str = "experts"
@@ -63,20 +63,20 @@ class MoeNames:
     up: str = "up_proj"
     down: str = "down_proj"
     stacks_projections: bool = False
-    """Whether the gate projections of all experts are one tensor [experts, out, in], as are their
-    scales, the up and the down projections."""
+    """Whether the gate projections of all experts are one tensor [experts, out, in]. The same then
+    applies to the up projections, the down projections and the scales."""
     shared: str = "shared_experts"
     """Name of the shared expert."""
     shared_gate: str = ""
     """Name of the gate whose sigmoid multiplies the shared expert's output; empty if there is
     none."""
     stacked: StackedNames | None = None
-    """Names of tensors that also stack gate and up projections; None for separate ones."""
+    """Names of tensors that also stack gate and up projections; None if these are separate."""
 
 
 def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
-    """The names for a checkpoint. Its files' headers show whether all experts of a layer are
-    stacked in one tensor."""
+    """The names as stored in a checkpoint, whose file headers show whether all experts of a layer
+    are stacked in one tensor."""
     assert config.moe is not None, "the architecture has experts"
     stacked = StackedNames()
     shape = find_shape(config.folder, f".{stacked.gate_up}")
@@ -145,7 +145,7 @@ class RoutedExperts:
         self._experts: Experts
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all experts; `prefix` is the block's and ends with a dot."""
+        """Weight slots of all experts; `prefix` is the block's and ends with a dot."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         if self._names.stacked is not None:
@@ -157,8 +157,8 @@ class RoutedExperts:
             yield from self._shared_slots(f"{prefix}{self._names.shared}.")
 
     def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the shared expert, split into experts of the routed experts' size; its tensors
-        are named as in an MLP."""
+        """Weight slots of the shared expert, split into experts of the routed experts' size; its
+        tensors are named as in an MLP."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         share, hidden = self._share, self._hidden_size
@@ -183,7 +183,7 @@ class RoutedExperts:
             )
 
     def _stacked_slots(self, prefix: str, names: StackedNames) -> Iterator[WeightSlot]:
-        """Slots of a checkpoint with all experts in two tensors."""
+        """Weight slots of a checkpoint with all experts in two tensors."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         assert self._activation.is_gated, "stacked experts have gates"
@@ -223,7 +223,8 @@ class RoutedExperts:
         extra: ExtraTerms = ExtraTerms(),  # noqa: B008  # a tuple
         weighs_inputs: bool = False,
     ) -> torch.Tensor:
-        """Runs the selected experts, and sums over ranks: [T, hidden] to [T, hidden].
+        """Runs the selected experts on inputs [T, hidden]; returns the outputs [T, hidden], summed
+        over ranks.
 
         Args:
             hidden: [T, hidden]: input of the experts.
@@ -295,7 +296,7 @@ class MoeMLP:
             self._shared = GatedMLP(config, options, moe.shared_size, activate=shared_activation)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the router and all experts; `prefix` ends with a dot."""
+        """Weight slots of the router and all experts; `prefix` ends with a dot."""
         yield from self._router.weight_slots(prefix)
         if self._bias is not None:
             bias = self._bias.view(1, -1) if self._names.bias_is_matrix else self._bias
@@ -314,15 +315,16 @@ class MoeMLP:
             self._shared.process_after_loading()
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; the router reads `fp32_input`, the same input in fp32."""
+        """Maps inputs [T, hidden] to outputs [T, hidden]. The router reads `fp32_input`, the same
+        input in fp32."""
         choice, gate = self._choose(hidden, fp32_input)
         if self._shared is None:
             return self.run(hidden, choice)
         return self.run(hidden, choice, self._shared.forward_share(hidden), gate)
 
     def choose(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> ExpertChoice:
-        """Experts of each token of [T, hidden], and their weights; the router reads `fp32_input`,
-        the same input in fp32."""
+        """Experts of each token, and their weights, for inputs [T, hidden]; the router reads
+        `fp32_input`, the same input in fp32."""
         return self._choose(hidden, fp32_input)[0]
 
     def run(
@@ -332,7 +334,8 @@ class MoeMLP:
         shared: torch.Tensor | None = None,
         gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Runs the selected experts, and sums over ranks: [T, hidden] to [T, hidden].
+        """Runs the selected experts on inputs [T, hidden]; returns the outputs [T, hidden], summed
+        over ranks.
 
         Args:
             hidden: [T, hidden]: input of the experts.

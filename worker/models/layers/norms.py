@@ -19,7 +19,7 @@ class HiddenNorm(ABC):
         weight: [size], unset.
         eps: added to the mean square, or to the variance.
         offset: added to the checkpoint's weight.
-        block_scale: factor of a block's output in the residual sum.
+        block_scale: factor applied to a block's output in the residual sum.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class HiddenNorm(ABC):
         self.eps = eps
         """Added to the mean square, or to the variance."""
         self.block_scale = block_scale
-        """Factor of a block's output in the residual sum."""
+        """Factor applied to a block's output in the residual sum."""
         self._offset = offset
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slot of `name`.weight, replicated on every rank."""
+        """The weight slot for `name`.weight, replicated on every rank."""
         yield WeightSlot(
             name=f"{name}.weight",
             destination=self.weight,
@@ -48,21 +48,21 @@ class HiddenNorm(ABC):
 
     @abstractmethod
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] to [..., size]."""
+        """Normalizes x [..., size]; the result has the same shape."""
 
     def forward_add(
         self, x: torch.Tensor, residual: torch.Tensor, after_block: HiddenNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm of the sum, sum) of a block's output x and the residual, [T, size] each. With
-        `after_block`, that norm is applied to x before it is added."""
+        """Adds a block's output x to the residual; returns the norm of the sum, and the sum, [T,
+        size] each. If `after_block` is given, that norm is applied to x before the addition."""
         (normed,), total = self._add(x, residual, (self.norm(),), after_block)
         return normed, total
 
     def forward_add_with_fp32(
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(norm of the sum, sum, norm of the sum in fp32) of a block's output x and the residual,
-        [T, size] each; routers read the last one."""
+        """Adds a block's output x to the residual; returns the norm of the sum, the sum, and the
+        norm in fp32, which routers read, [T, size] each."""
         if x.dtype == torch.float32:
             normed, total = self.forward_add(x, residual)
             return normed, total, normed
@@ -78,8 +78,8 @@ class HiddenNorm(ABC):
         inputs: Fp8Inputs,
         after_block: HiddenNorm | None = None,
     ) -> tuple[Fp8Rows, torch.Tensor]:
-        """(norm of the sum, sum) as in `forward_add`, with the norm quantized to FP8 in the format
-        `inputs`. Without a residual, the sum is x itself, as in `forward`."""
+        """Returns the norm of the sum, and the sum, as `forward_add` does, with the norm quantized
+        to FP8 in the format `inputs`. If there is no residual, the sum is x itself."""
         return fused_add_norm_fp8(
             *(x, residual, self.norm(), self.eps),
             by_block=inputs.by_block,
@@ -112,7 +112,7 @@ class RMSNorm(HiddenNorm):
         eps: added to the mean square.
         options: options of the model's layers.
         offset: added to the checkpoint's weight; the result is kept in fp32.
-        block_scale: factor of a block's output in the residual sum.
+        block_scale: factor applied to a block's output in the residual sum.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class RMSNorm(HiddenNorm):
         return Norm(self.weight, is_fp32=is_fp32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] to [..., size]."""
+        """Normalizes x [..., size]; the result has the same shape."""
         return rms_norm(x, self.weight, self.eps)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """residual + norm of x, both [T, size]."""
+        """Returns residual + norm(x), [T, size] each."""
         return fused_add_norm(x, residual, (), self.eps, x_weight=self.weight)[1]
 
 
@@ -171,7 +171,7 @@ class LayerNorm(HiddenNorm):
         self.bias = torch.empty_like(weight) if has_bias else None
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """Slots of `name`.weight and `name`.bias, replicated on every rank."""
+        """Weight slots for `name`.weight and `name`.bias, replicated on every rank."""
         yield from super().weight_slots(name)
         if self.bias is not None:
             shape = tuple(self.bias.shape)
@@ -183,5 +183,5 @@ class LayerNorm(HiddenNorm):
         return Norm(self.weight, self.bias, subtracts_mean=True, is_fp32=is_fp32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, size] to [T, size]; computed in fp32."""
+        """Normalizes x [T, size], computed in fp32; the result has the same shape."""
         return fused_add_norm(x, None, (self.norm(),), self.eps)[0][0]

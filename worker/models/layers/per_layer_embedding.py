@@ -42,7 +42,8 @@ class PerLayerEmbedding:
         self._norm = RMSNorm(size, config.rms_norm_eps * config.hidden_size, options)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of table, projection and norm; `prefix` is the model's and ends with a dot."""
+        """Weight slots of table, projection and norm; `prefix` is the model's and ends with a
+        dot."""
         yield from self._table.weight_slots(f"{prefix}embed_tokens_per_layer")
         yield from self._projection.weight_slots(prefix)
         yield from self._norm.weight_slots(f"{prefix}per_layer_projection_norm")
@@ -71,7 +72,7 @@ class PerLayerBlock:
         config: the model's configuration.
         options: options of the model's layers.
         size: size of a layer's embedding.
-        activate: gated activation, [T, 2 * size] of gate and e to [T, size].
+        activate: gated activation, which maps gate and e [T, 2 * size] to [T, size].
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class PerLayerBlock:
         """Norm of the block's output."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of gate, projection and norm; `prefix` is the layer's and ends with a dot."""
+        """Weight slots of gate, projection and norm; `prefix` is the layer's and ends with a
+        dot."""
         yield from self._gate.weight_slots(prefix)
         yield from self._projection.weight_slots(prefix)
         yield from self.norm.weight_slots(f"{prefix}post_per_layer_input_norm")

@@ -13,14 +13,15 @@ from worker.models.layers.linear_method import LayerOptions, WeightSlot
 
 
 class PoolingHead(Protocol):
-    """Logits of labels from a pooled hidden state. The head is replicated on every rank."""
+    """Head that computes the logits of labels from pooled hidden states; replicated on every
+    rank."""
 
     def weight_slots(self, lm_head: str) -> Iterator[WeightSlot]:
         """Slots of the head's weights; `lm_head` is the name of the LM head."""
         ...
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
+        """Maps pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
         ...
 
 
@@ -43,7 +44,8 @@ class LinearHead:
         )
 
     def weight_slots(self, lm_head: str) -> Iterator[WeightSlot]:
-        """Slots of the head: `score.weight`, or rows of the LM head, whose name is `lm_head`."""
+        """Weight slots of the head: `score.weight`, or rows of the LM head, whose name is
+        `lm_head`."""
         if not self._token_ids:
             yield WeightSlot(
                 name="score.weight", destination=self.weight, full_shape=tuple(self.weight.shape)
@@ -57,7 +59,7 @@ class LinearHead:
             )
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
+        """Maps pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
         # HAZARD(invariance): one matmul per row, since sums may depend on the number of rows.
         weight = self.weight.double()
         return torch.stack([weight @ row for row in pooled])
@@ -85,11 +87,11 @@ class DenseHead:
         self._weights = _empty(shapes, options)
 
     def weight_slots(self, lm_head: str) -> Iterator[WeightSlot]:
-        """Slots of both layers; a model with this head has no LM head."""
+        """Weight slots of both layers; a model with this head has no LM head."""
         return _slots(self._weights)
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
+        """Maps pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
         # HAZARD(invariance): one matmul per row, since sums may depend on the number of rows.
         dense, dense_bias, output, bias = (one.double() for one in self._weights.values())
         rows = [output @ torch.tanh(dense @ row + dense_bias) + bias for row in pooled]
@@ -117,11 +119,11 @@ class NormedHead:
         self._weights = _empty(shapes, options)
 
     def weight_slots(self, lm_head: str) -> Iterator[WeightSlot]:
-        """Slots of all layers; a model with this head has no LM head."""
+        """Weight slots of all layers; a model with this head has no LM head."""
         return _slots(self._weights)
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
+        """Maps pooled hidden states, fp64 [n, hidden], to logits, fp64 [n, labels]."""
         # HAZARD(invariance): one matmul per row, since sums may depend on the number of rows.
         dense, norm, output, bias = (one.double() for one in self._weights.values())
         rows = []
@@ -141,6 +143,6 @@ def _empty(shapes: Mapping[str, tuple[int, ...]], options: LayerOptions) -> dict
 
 
 def _slots(weights: Mapping[str, torch.Tensor]) -> Iterator[WeightSlot]:
-    """Slots of weights by name."""
+    """Weight slots for the given weights, keyed by name."""
     for name, weight in weights.items():
         yield WeightSlot(name=name, destination=weight, full_shape=tuple(weight.shape))

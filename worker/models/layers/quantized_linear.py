@@ -361,7 +361,7 @@ class _PartCodes(ABC):
         )
 
     def _rows(self, grid: torch.Tensor) -> torch.Tensor:
-        """Values per block of rows [blocks, n] to values per row [rows, n]."""
+        """Expands values per block of rows [blocks, n] to values per row [rows, n]."""
         rows = grid.repeat_interleave(self.block[0], 0) if self.block[0] > 1 else grid
         return rows[self._row_offset : self._row_offset + self._shape[0]]
 
@@ -582,7 +582,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Index of the 4-bit field that holds each of 8 consecutive output features in a word of AWQ's
 layout."""
 _EXPONENT_BIAS = 127.0
-"""Difference of stored exponents from those of scales that are powers of two."""
+"""Exponent bias of stored power-of-two scales (E8M0)."""
 _SPREAD = 0.02
 """Standard deviation of dummy weights after dequantization."""
 _INT_SPREADS = {4: 4.6, 8: 73.9}

@@ -52,7 +52,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1's scaling: long wavelengths are stretched, short ones kept, others interpolated."""
+    """Llama 3.1's scaling: long wavelengths are stretched, short ones are kept, and others are
+    interpolated."""
     original = rope.original_max_position_embeddings
     waves = 2 * math.pi / plain
     stretched = torch.where(waves > original / rope.low_freq_factor, plain / rope.factor, plain)

@@ -15,7 +15,7 @@ from worker.models.layers.norms import RMSNorm
 
 
 class SelfConditioning:
-    """norm(embedding + mlp(norm(signal))); the last norm has no weight.
+    """Computes norm(embedding + mlp(norm(signal))); the outer norm has no weight.
 
     Args:
         config: the model's configuration.
@@ -30,7 +30,7 @@ class SelfConditioning:
         self._mlp = GatedMLP(config, options, activate=GELU)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the first norm and the projections; `prefix` ends with a dot."""
+        """Weight slots of the first norm and the projections; `prefix` ends with a dot."""
         yield from self._pre_norm.weight_slots(f"{prefix}pre_norm")
         yield from self._mlp.weight_slots(prefix)
 

@@ -23,7 +23,7 @@ class SharedCacheAttention:
     """Grouped-query attention with QK norm that reads another layer's cached keys and values.
 
     It only computes the tokens in `ForwardContext.logits_indices`: nothing depends on its outputs
-    for others, and the model drops those before this layer.
+    for other tokens, which the model drops before this layer.
 
     Args:
         config: the layer's configuration (`ModelConfig.for_layer`).
@@ -31,7 +31,7 @@ class SharedCacheAttention:
         source: index of the layer whose cache is read, an earlier one with the same window.
         cache_scales: scales of that cache.
         cos_sin: rotary table [positions, rotary_dim].
-        scale: factor of attention scores.
+        scale: factor applied to attention scores.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class SharedCacheAttention:
     ) -> None:
         assert config.qk_norm, "queries are normalized like the cached keys"
         self.kv_cache_spec: KVCacheSpec | None = None
-        """The layer caches nothing."""
+        """None, since the layer caches nothing."""
         self.state_spec: StateSpec | None = None
-        """Attention keeps no state."""
+        """None, since attention keeps no state."""
         self._source, self._cache_scales = source, cache_scales
         self._cos_sin, self._scale = cos_sin, scale
         self._num_heads, _ = local_heads(config, options.group.world_size)
@@ -71,7 +71,7 @@ class SharedCacheAttention:
         self.q_norm: RMSNorm | None = RMSNorm(config.head_dim, config.rms_norm_eps, options)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of both projections and the norm of queries; `prefix` ends with a dot."""
+        """Weight slots of both projections and the norm of queries; `prefix` ends with a dot."""
         yield from self._query.weight_slots(prefix)
         yield from self._output.weight_slots(f"{prefix}o_proj")
         if self.q_norm is not None:
@@ -89,8 +89,8 @@ class SharedCacheAttention:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[S, hidden] and positions [S] to [S, hidden], for the step's tokens `ctx.logits_indices`,
-        or for all tokens if it is None."""
+        """Maps inputs [S, hidden] and positions [S] to outputs [S, hidden], for the tokens in
+        `ctx.logits_indices`, or for all tokens of the step if it is None."""
         assert logits_indices is None, "the model has dropped other tokens already"
         q = self._query.forward(hidden).view(len(hidden), self._num_heads, self._head_dim)
         no_heads, norms = q[:, :0], None
@@ -106,7 +106,7 @@ class SharedCacheAttention:
         return self._output.forward(attended.reshape(len(hidden), -1))
 
     def _attend(self, q: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """Attention of queries [S, heads, head_dim]."""
+        """Computes attention for queries [S, heads, head_dim]."""
         scales, tokens = self._cache_scales, ctx.logits_indices
         if tokens is not None:
             # Attention is planned for the rows of all tokens.

@@ -63,7 +63,8 @@ def check_sharing(config: ModelConfig, world_size: int, *, expert_parallel: bool
     Layers check this again when they are built; group-quantized weights may rule out further sizes.
 
     Raises:
-        ValueError: it cannot be divided. The second line of the message lists sizes that work.
+        ValueError: the model cannot be divided. The second line of the message lists sizes that
+            work.
     """
     if expert_parallel and config.moe is None:
         raise ValueError(

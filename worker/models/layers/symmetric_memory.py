@@ -40,7 +40,7 @@ _MOST_BYTES = {
 number of ranks. Above it, NCCL is faster in vLLM's measurements (all_reduce_utils.py). Not measured
 here."""
 _ALIGNMENT = 16
-"""Bytes that a kernel's thread loads at once."""
+"""Number of bytes that a kernel thread loads at once."""
 _WORLD_SIZES = (2, 4, 8)
 """World sizes for which the one-shot kernel adds in the order of ranks."""
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -49,7 +49,7 @@ _TEST_COUNTS = (4, 1000 * 4, SMALL_BYTES // 4, SMALL_BYTES // 4 + 13 * 4)
 """Sizes, in units of 4 bytes, of the all-reduces that are compared with NCCL's: they cover both
 kernels, and parts of unequal size."""
 _RENDEZVOUS_TIMEOUT = timedelta(seconds=30)
-"""Maximum wait for ranks that fail during the rendezvous, which otherwise takes less than a
+"""Maximum time to wait for ranks that fail during the rendezvous, which otherwise takes less than a
 second."""
 
 
@@ -173,7 +173,7 @@ def _allocate(device: torch.device, world_size: int) -> torch.Tensor:
 
 
 def _attempt(work: Callable[[], R]) -> tuple[R | None, str]:
-    """The result of `work` and an empty string; None and the error if it fails."""
+    """The result of `work` and an empty string, or None and the error message if it fails."""
     try:
         return work(), ""
     except (RuntimeError, ImportError, AttributeError) as error:

@@ -132,10 +132,12 @@ class TensorParallelGroup:
         return cls(rank=0, world_size=1, device=device, process_group=None)
 
     def all_reduce(self, tensor: torch.Tensor, *, fixed_order: bool = False) -> torch.Tensor:
-        """Sum over all ranks, of the tensor's shape, on each rank; may reuse the tensor's memory.
+        """Sums a tensor over all ranks; each rank gets the sum, which may reuse the tensor's
+        memory.
 
         With `fixed_order`, ranks are added in order, so that an element's sum does not depend on
-        its position in the tensor; with NCCL and Gloo it does for three or more ranks.
+        its position in the tensor. In NCCL and Gloo, it depends on the position for three or more
+        ranks.
         """
         if self.world_size == 1:
             return tensor
@@ -164,7 +166,8 @@ class TensorParallelGroup:
         return parts.movedim(0, -2).reshape(*local.shape[:-1], -1).to(tensor.device)
 
     def gather_on_device(self, values: Sequence[int]) -> list[list[int]]:
-        """Values of all ranks on this rank's device; only this rank's if the device is not shared.
+        """Values of all ranks that share this rank's device; only this rank's if there are no
+        others.
 
         Acts as a barrier if ranks share devices. CUDA only.
         """

@@ -15,8 +15,8 @@ from worker.models.layers.sharing import local_heads
 class WideQueryKeyNorm:
     """QK norm over all heads together, of queries and of keys.
 
-    Each rank holds the weights of its heads; the sums of squares of both are added in one
-    all-reduce.
+    Each rank holds the weights of its heads. A single all-reduce adds the sums of squares of
+    queries and keys.
 
     Args:
         config: the model's configuration.
@@ -39,13 +39,13 @@ class WideQueryKeyNorm:
         self._factors = torch.tensor(
             [1 / self._full[0], 1 / (copies * self._full[1])], device=options.device
         )
-        """Factors from the ranks' sums of squares to means; the sums count each key head once for
-        each rank that has a copy."""
+        """Factors that convert the ranks' sums of squares to means; the sums count each key head
+        once for each rank that has a copy."""
         self._eps = config.rms_norm_eps
         self._options = options
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of this rank's heads of both weights; `prefix` ends with a dot."""
+        """Weight slots for this rank's heads in both weights; `prefix` ends with a dot."""
         for name, weight, full, start in zip(
             self._names, self._weights, self._full, self._starts, strict=True
         ):

@@ -28,7 +28,8 @@ from worker.models.loading.adapter_tensors import LINEAR, AdapterTensors, shown
 from worker.models.loading.vocabulary_adapters import OPTION, VocabularyAdapters
 
 _BYTES_PER_TENSOR = 512
-"""Maximum size in bytes of a tensor's entry in a safetensors header; typical entries have 150."""
+"""Maximum size in bytes of a tensor's entry in a safetensors header; typical entries have 150
+bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +37,7 @@ class Adapter:
     """An adapter's weights on one rank, in host memory."""
 
     layers: Sequence[LoraFactors | None]
-    """Weights by layer that supports adapters; None for layers that it does not change."""
+    """Weights by layer that supports adapters; None for layers that the adapter does not change."""
     vocabulary: Sequence[LoraFactors | None] = ()
     """Weights of the embedding and the LM head, as in `layers`; empty if they cannot have
     adapters."""
@@ -71,8 +72,8 @@ class ModelAdapters:
         with_vocabulary: whether the embedding and the LM head may also have adapters.
 
     Raises:
-        ValueError: no layer of the model supports adapters, or its embedding is to have adapters
-            but does not support them.
+        ValueError: no layer of the model supports adapters, or `with_vocabulary` is set and the
+            embedding does not support them.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class ModelAdapters:
 
     @property
     def modules(self) -> Collection[str]:
-        """Names of the projections that may have adapters, with the family's names."""
+        """The family's names of the projections that may have adapters."""
         return self._projections.keys()
 
     @property
@@ -154,7 +155,7 @@ class ModelAdapters:
         """Reads this rank's part of an adapter to host memory.
 
         Raises:
-            ValueError: the folder has no adapter for this model, or it is not supported.
+            ValueError: the folder has no adapter for this model, or the adapter is not supported.
             OSError: a file cannot be read.
         """
         config = read_peft_config(folder, self._max_rank)
@@ -268,8 +269,8 @@ class ModelAdapters:
 def _linears(model: DecoderModel) -> list[tuple[Linear, str]]:
     """The linear layers that support adapters, each with the prefix of its parts' names.
 
-    A head for multi-token prediction has none: it does not compute the step's tokens, and its
-    predictions are only drafts.
+    A head for multi-token prediction has no such layers: it does not compute the step's tokens, and
+    its predictions are only drafts.
     """
     head = () if model.mtp is None else model.mtp.weight_slots()
     of_head = {id(slot.module.layer) for slot in head if slot.module is not None}

@@ -50,8 +50,8 @@ class _Contents:
     """Tensors by file, as pairs of the name in the file and the family's name, in file order so
     that reads are sequential."""
     tied_file: Path | None
-    """File with an LM head that must equal the embedding, since the two are tied; otherwise
-    None."""
+    """File with an LM head that must equal the embedding, since the two are tied; None if there is
+    none."""
     tied_name: str
     """Name of the LM head's weight in that file."""
 
@@ -60,7 +60,7 @@ class Loadable(Protocol):
     """A model, or a head with its own checkpoint."""
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Slots of all tensors that the checkpoint must contain."""
+        """Weight slots for all tensors that the checkpoint must contain."""
         ...
 
     def process_after_loading(self) -> None:
@@ -259,7 +259,7 @@ def _fill_random(destination: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _blocks(contents: _Contents, slots: Mapping[str, Sequence[WeightSlot]]) -> Iterator[Block]:
-    """Blocks to read, file by file in the order of the file."""
+    """Blocks to read, file by file, in file order."""
     for path, names in contents.by_file.items():
         file = TensorFile(path)
         for name, internal_name in names:

@@ -52,7 +52,7 @@ class NativeOptions:
     page_size: int
     num_threads: int
     required: bool
-    """Whether an unsupported model is an error instead of falling back to torch."""
+    """Whether an unsupported model is an error; otherwise torch runs it."""
     weight_cache: bool = False
     """Whether packed weights are memory-mapped from a file in the cache folder."""
 

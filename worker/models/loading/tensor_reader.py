@@ -92,7 +92,7 @@ class Block:
     """A block of values to read from a file.
 
     Args:
-        values: the values in the mapped file, as integers of their size.
+        values: the values in the mapped file, as integers of the same size.
         destination: view of the layer's tensor to which they are written.
         dtype: data type of the values in the file.
         offset: added to the values.

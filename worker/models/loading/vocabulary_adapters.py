@@ -64,11 +64,12 @@ class VocabularyAdapters:
         change.
 
         Args:
-            modules: names in the file of the layers that it changes, by their names in `layers`.
+            modules: names in the file of the layers that the adapter changes, keyed by their names
+                in `layers`.
             tensors: the adapter's tensors.
 
         Raises:
-            ValueError: it has a different vocabulary, or its layers are tied.
+            ValueError: the adapter has a different vocabulary, or its layers are tied.
         """
         tensors.check_base(set(modules.values()), self._model.embed_tokens.shape)
         if modules and self._model.config.tie_word_embeddings and tensors.config.ties_weights:

@@ -1,1 +1,2 @@
-"""Closed loops of coding agents: a session sends its next request after the last one has ended."""
+"""Closed loops of coding agents: a session sends its next request after the previous one has
+ended."""

@@ -31,7 +31,7 @@ CACHE_TOKENS = 270_000
 _GATEWAY = "simulated"
 _POLL_S = 0.25
 _FIRST_S = 60.0
-"""Sessions start within these seconds."""
+"""Time in seconds within which the initial sessions start."""
 _REPLACED_S = 5.0
 """Mean number of seconds until a finished session is replaced."""
 
@@ -65,7 +65,7 @@ class Turn:
     prompt: PromptBlocks
     at: float
     num_output: int
-    """Simulated output tokens."""
+    """Number of simulated output tokens."""
     num_repeated: int
     """Prompt tokens that would be hits in an unlimited cache."""
     is_first: bool
@@ -117,7 +117,7 @@ class ClosedLoop:
         """Unfinished turns, keyed by request id."""
         self._num_turns = 0
         self._products = set[int]()
-        """Lengths of the shared prefixes that have been sent so far."""
+        """Lengths of the shared prefixes (system prompts) that have been sent so far."""
         self.ended: list[Turn] = []
         self._workers: dict[str, SimWorker] = {}
         for number in range(len(shape.slowness)):
@@ -146,7 +146,7 @@ class ClosedLoop:
 
     @property
     def oldest_s(self) -> float:
-        """Longest time that an unfinished turn has been waiting for its first token."""
+        """Longest time in seconds that an unfinished turn has been waiting for its first token."""
         waiting = (turn.at for turn in self._turns.values() if turn.first_token_s < 0.0)
         return self._now - min(waiting, default=self._now)
 

@@ -16,7 +16,8 @@ Pace = Literal["unattended", "people"]
 _RECORDED = Path(__file__).parent / "recorded_gaps.json"
 _VOCAB = 100_000
 _PRODUCTS = (0.6, 0.3, 0.1)
-"""Fraction of the sessions per system prompt with tools; there are three agent products."""
+"""Fraction of the sessions for each of three agent products, which have different system prompts
+and tools."""
 _MAX_GAP_S = 300.0
 """Maximum gap: recorded gaps are capped, so that all sessions are active within minutes."""
 _FAN_OUT = 0.04
@@ -30,7 +31,7 @@ class AgentSession:
 
     def __init__(self, name: str, context: Tokens, num_turns: int, num_shared: int) -> None:
         self.name = name
-        """Session id in requests; sub-agents have the same one."""
+        """Session id in requests; sub-agents have the same id."""
         self.context = context
         self.num_turns = num_turns
         """Number of turns until the session ends."""

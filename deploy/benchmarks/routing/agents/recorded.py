@@ -12,14 +12,15 @@ from cluster.bench.agents.sessions import AgentSession, AgentTurn, random_gap_s
 
 _RECORDED = Path(__file__).parent / "recorded_turns.json"
 _SYSTEM_TOKENS = 15_186
-"""Length of the system prompt with tools in tokens: the median of the recorded sessions."""
+"""Length in tokens of the system prompt, including tools: the median of the recorded sessions."""
 _CALL_SHARE = 0.25
 """Fraction of an answer's tokens that belong to tool calls. It approximates the median turn of
 TraceLab's example session (https://github.com/uw-syfi/TraceLab), at four characters per token."""
 
 
 def recorded_agents(compression: float, seed: int, num_started: int) -> Iterator[AgentSession]:
-    """Infinite sessions in random order, with one system prompt and the gaps of unattended agents.
+    """Infinite stream of sessions in random order, with one system prompt and the gaps of
+    unattended agents.
 
     Args:
         compression: divisor for lengths and gaps.

@@ -35,7 +35,7 @@ class AgentOptions:
     seeds: int = 5
     """Number of simulations per case, each with its own seed."""
     first_seed: int = 1
-    """First seed."""
+    """Seed of the first simulation; later ones have consecutive seeds."""
     workers: int = 2
     """Number of workers."""
     host_share: float = 0.0

@@ -72,8 +72,8 @@ class RealAgentOptions:
         """Limits and speeds of the paced workers of `variant`.
 
         Steps take as long and process as many tokens as at full length, so that the ratios between
-        prompts, answers and gaps stay the same. Only attention would be too cheap, because contexts
-        are shorter.
+        prompts, answers and gaps stay the same. The cost of attention is multiplied by
+        `compression`, because contexts are shorter.
         """
         num_pages = int(_CACHE_TOKENS / self.compression) // _PAGE
         has_host = self.variant in (HOST, GATE_HOST)

@@ -91,7 +91,7 @@ class WordSpace(PromptSpace):
 
 
 def run_agents_real(options: RealAgentOptions) -> Result:
-    """Figures by number of sessions and variant, and checks of the variants' order.
+    """Measures figures by number of sessions and variant, and checks the variants' order.
 
     Raises:
         ValueError: a turn failed.

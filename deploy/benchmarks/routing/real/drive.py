@@ -19,9 +19,9 @@ class Sent(msgspec.Struct, frozen=True):
     workload: str
     ttft_s: float
     num_prompt: int
-    """Prompt tokens."""
+    """Number of prompt tokens."""
     num_cached: int
-    """Prompt tokens that were cached on the worker."""
+    """Number of prompt tokens that were cached on the worker."""
     measured: bool
     """Whether figures include this request."""
     error: str = ""

@@ -26,7 +26,7 @@ class HttpWorker(msgspec.Struct, frozen=True):
     """Folder with a tokenizer."""
     num_workers: int
     pace: float
-    """Factor for the step times, see RealOptions."""
+    """Factor for the step times (see `RealOptions`)."""
 
 
 def main(argument: str) -> None:

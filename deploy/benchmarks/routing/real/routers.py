@@ -35,8 +35,8 @@ _STOP_S = 10.0
 
 
 def start(options: RealOptions) -> AbstractContextManager[str]:
-    """Context that runs the router `options.variant` and its workers; yields the endpoint's base
-    URL."""
+    """Context manager that runs the router `options.variant` and its workers; yields the endpoint's
+    base URL."""
     if options.variant == OWN:
         return own_fleet(options.model, options.shape, options.pace, RoutingConfig())
     if options.variant == "sglang-router":
@@ -56,7 +56,7 @@ def missing(options: RealOptions, peer: str) -> str:
 
 @contextmanager
 def own_fleet(model: str, shape: FleetShape, pace: float, routing: RoutingConfig) -> Iterator[str]:
-    """Context that runs rayfleet with paced workers; yields the endpoint's base URL.
+    """Context manager that runs rayfleet with paced workers; yields the endpoint's base URL.
 
     Args:
         model: folder with a tokenizer.

@@ -49,8 +49,8 @@ class Figures(NamedTuple):
 
 
 def run_router_real(options: RealOptions) -> Result:
-    """Hit rates and times to first token by workload and router, and checks of rayfleet's ratios to
-    the other routers.
+    """Measures hit rates and times to first token by workload and router, and checks rayfleet's
+    ratios to the other routers.
 
     Raises:
         ValueError: no other router can be measured on this machine, or one of rayfleet's turns

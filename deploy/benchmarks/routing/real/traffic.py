@@ -11,7 +11,7 @@ import numpy as np
 from deploy.benchmarks.routing.paced import Vocabulary, Words
 
 OUTPUT = 12
-"""Tokens that each request generates."""
+"""Number of tokens that each request generates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,5 @@
-"""OLMo 2, 3 and Hybrid, OLMoE and FlexOlmo (huggingface.co/allenai). Imports no torch."""
+"""Schemas of OLMo 2, 3 and Hybrid, OLMoE and FlexOlmo (huggingface.co/allenai). Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, RawCo
 
 
 class Olmo2Config(FamilyConfig):
-    """OLMo 2."""
+    """Schema of OLMo 2."""
 
     architecture = "Olmo2ForCausalLM"
     model_types = ("olmo2",)
@@ -55,7 +56,7 @@ class OlmoHybridConfig(FamilyConfig):
     harmless = words(
         "linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor"
     )
-    """Initial weights."""
+    """Keys that only concern initial weights."""
     renamed_ends = (
         (".attention_layer_norm.weight", ".input_layernorm.weight"),
         (".feedforward_layer_norm.weight", ".post_attention_layernorm.weight"),
@@ -64,13 +65,14 @@ class OlmoHybridConfig(FamilyConfig):
     max_position_embeddings: Count = 65536
     eos_token_id: Any = 100257
     rope_theta: Number = 10000.0
-    """0 (null in config.json) if there is no rotary embedding."""
+    """Base of the rotary embedding; 0 (null in config.json) if there is none."""
     attention_bias: bool = False
     linear_num_key_heads: Index = 0
     linear_num_value_heads: Index = 0
     linear_key_head_dim: Index = 0
     linear_value_head_dim: Index = 0
-    """Missing sizes of linear attention are derived from other keys."""
+    """Size of a value head; like other sizes of linear attention, derived from other keys if
+    missing."""
     linear_conv_kernel_dim: Count = 4
     linear_allow_neg_eigval: bool = True
     """Whether step sizes are twice the sigmoid of their projection."""
@@ -95,21 +97,22 @@ class OlmoHybridConfig(FamilyConfig):
         self.linear_value_head_dim = self.linear_value_head_dim or 2 * self.linear_key_head_dim
 
     def layer_kind(self, index: int) -> str:
-        """Attention in every fourth layer; in the last one if there are fewer than four."""
+        """Full attention in every fourth layer, or in the last layer if there are fewer than
+        four."""
         count = self.num_hidden_layers
         return FULL if index % 4 == 3 or index == count - 1 < 3 else LINEAR
 
     def rotating(self) -> tuple[bool, ...]:
-        """All layers or none."""
+        """Rotary embedding in all layers or in none."""
         return (self.rope_theta > 0,) * self.num_hidden_layers
 
     def divided(self) -> dict[str, int]:
-        """Key heads of linear attention."""
+        """The number of key heads of linear attention."""
         return {"the number of linear key heads": self.linear_num_key_heads}
 
 
 class FlexOlmoConfig(FamilyConfig):
-    """FlexOlmo, with experts in all layers."""
+    """FlexOlmo: OLMo 2 with experts in all layers."""
 
     architecture = "FlexOlmoForCausalLM"
     model_types = ("flex_olmo",)

@@ -1,4 +1,4 @@
-"""Baichuan 2 (huggingface.co/baichuan-inc). Imports no torch."""
+"""Schema of Baichuan 2 (huggingface.co/baichuan-inc). Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from worker.models.config.schema import words
 
 
 class BaichuanConfig(FamilyConfig):
-    """Baichuan 2 7B. 13B has the same architecture in config.json, but uses ALiBi instead of rotary
-    embedding; only the hidden size distinguishes them."""
+    """Baichuan 2 7B. The 13B model has the same architecture in config.json, but uses ALiBi instead
+    of rotary embedding; only the hidden size distinguishes the two."""
 
     architecture = "BaichuanForCausalLM"
     model_types = ("baichuan",)

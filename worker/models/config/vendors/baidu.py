@@ -1,4 +1,4 @@
-"""ERNIE 4.5 (huggingface.co/baidu). Imports no torch."""
+"""Schemas of ERNIE 4.5 (huggingface.co/baidu). Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, only,
 
 
 class Ernie45Config(FamilyConfig):
-    """ERNIE 4.5, dense."""
+    """Schema of dense ERNIE 4.5."""
 
     architecture = "Ernie4_5ForCausalLM"
     model_types = ("ernie4_5",)
@@ -50,12 +50,12 @@ class Ernie45MoeConfig(FamilyConfig):
     moe_num_shared_experts: Index = 2
     moe_layer_start_index: Index = 1
     moe_layer_end_index: Annotated[int, Meta(ge=-1)] = -1
-    """-1 for the last layer."""
+    """Last layer with experts; -1 for the model's last layer."""
     moe_layer_interval: Count = 1
     moe_norm_min: Annotated[float, only(1e-12)] = 1e-12
 
     def moe(self) -> MoeConfig:
-        """Experts; a bias is added for their choice."""
+        """Experts; a bias is added to the scores only for the selection."""
         count, last = self.num_hidden_layers, self.moe_layer_end_index
         sparse = {
             layer
@@ -73,8 +73,8 @@ class Ernie45MoeConfig(FamilyConfig):
         )
 
     def mtp(self) -> MtpConfig:
-        """The head. Its layer is dense, and the norm before the LM head is the model's (FastDeploy,
-        `ernie4_5_mtp.py`)."""
+        """The MTP head. Its layer is dense, and the norm before the LM head is the model's
+        (FastDeploy, `ernie4_5_mtp.py`)."""
         return MtpConfig(
             layer="model.mtp_block.0.",
             embedding_norm="model.mtp_emb_norm.0",

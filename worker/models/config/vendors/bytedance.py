@@ -1,4 +1,4 @@
-"""Seed-OSS (huggingface.co/ByteDance-Seed). Imports no torch."""
+"""Schema of Seed-OSS (huggingface.co/ByteDance-Seed). Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SeedOssConfig(FamilyConfig):
     mlp_bias: bool = False
 
     def biases(self) -> Biases:
-        """Biases, as set by their keys."""
+        """Biases as set in config.json."""
         return Biases(self.attention_bias, self.attention_out_bias, self.mlp_bias)
 
 

@@ -1,4 +1,4 @@
-"""Command R, R7B and A, and Aya (huggingface.co/CohereLabs). Imports no torch."""
+"""Schemas of Command R, R7B and A, and Aya (huggingface.co/CohereLabs). Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, One, 
 
 
 class CohereConfig(FamilyConfig):
-    """Command R, without QK norm."""
+    """Schema of Command R, without QK norm."""
 
     architecture = "CohereForCausalLM"
     model_types = ("cohere",)
@@ -79,7 +79,7 @@ class Cohere2MoeConfig(Cohere2Config):
 
     head_dim: Count | None = 128
     rms_norm_eps: Number = 0.0
-    """0 or null for LayerNorm."""
+    """Epsilon of RMSNorm; 0 or null if the norms are LayerNorm."""
     num_experts: Count = 8
     num_experts_per_tok: Count = 2
     num_shared_experts: Index = 0
@@ -91,7 +91,7 @@ class Cohere2MoeConfig(Cohere2Config):
     prefix_dense_sliding_window_pattern: Count = 1
 
     def derive(self) -> None:
-        """Sets the epsilon of norms, and `layer_norm_eps` to 0 if they are RMSNorm."""
+        """Sets the epsilon of norms, and sets `layer_norm_eps` to 0 if the norms are RMSNorm."""
         if self.rms_norm_eps:
             self.layer_norm_eps = 0.0
         else:
@@ -124,7 +124,7 @@ class Cohere2MoeConfig(Cohere2Config):
         return tuple(kind == SLIDING or layer in always for layer, kind in kinds)
 
     def moe(self) -> MoeConfig:
-        """Experts of `intermediate_size`, chosen by their scores."""
+        """Experts of size `intermediate_size`, chosen by their scores."""
         is_sigmoid = self.expert_selection_fn == "sigmoid"
         return MoeConfig(
             num_experts=self.num_experts,

@@ -1,5 +1,5 @@
-"""DeepSeek (huggingface.co/deepseek-ai) and Kimi K2 (huggingface.co/moonshotai), which has the same
-layers. Imports no torch."""
+"""Schemas of DeepSeek (huggingface.co/deepseek-ai) and Kimi K2 (huggingface.co/moonshotai), which
+has the same layers. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEXT_LAYERS = words("num_mtp_layers num_nextn_predict_layers")
 
 
 class DeepseekConfig(FamilyConfig, kw_only=True):
-    """DeepSeek MoE, the first release."""
+    """Schema of DeepSeek MoE, DeepSeek's first release with experts."""
 
     architecture = "DeepseekForCausalLM"
     model_types = ("deepseek",)
@@ -61,7 +61,7 @@ class DeepseekConfig(FamilyConfig, kw_only=True):
 
 
 class DeepseekV2Config(LatentFamilyConfig, kw_only=True):
-    """DeepSeek V2 and V2 Lite."""
+    """Schema of DeepSeek V2 and V2 Lite."""
 
     architecture = "DeepseekV2ForCausalLM"
     model_types = ("deepseek_v2",)
@@ -106,7 +106,8 @@ class DeepseekV2Config(LatentFamilyConfig, kw_only=True):
 
 
 class DeepseekV3Config(LatentFamilyConfig):
-    """DeepSeek V3 and R1, Kimi K2, and the base of other vendors' families with these keys."""
+    """Schema of DeepSeek V3 and R1 and of Kimi K2, and the base of other vendors' families with
+    these keys."""
 
     architecture = "DeepseekV3ForCausalLM"
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_v3", "kimi_k2")
@@ -135,7 +136,7 @@ class DeepseekV3Config(LatentFamilyConfig):
         return grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
 
     def mtp(self) -> MtpConfig:
-        """The head after the last layer."""
+        """The MTP head, stored after the last layer."""
         return MtpConfig.after_layers(self.num_hidden_layers)
 
 
@@ -154,8 +155,8 @@ class DeepseekV32Config(DeepseekV3Config):
     rope_interleave: Yes = True
     n_group: Index = 8
     first_k_dense_replace: Index = -1
-    """-1 if missing: the dense layers are then taken from `mlp_layer_types`, or are the first three
-    if that is missing too."""
+    """Number of leading dense layers. If it is missing (-1), the dense layers are taken from
+    `mlp_layer_types`, or are the first three if that is missing too."""
     index_topk: Count = 2048
     index_head_dim: Count = 128
     index_n_heads: Count = 64

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia (huggingface.co/EleutherAI). Imports no torch."""
+"""Schema of GPT-NeoX and Pythia (huggingface.co/EleutherAI). Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GPTNeoXConfig(FamilyConfig):
     aliases = (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta"))
     extra_keys = ("hidden_act", "use_parallel_residual")
     skipped_ends = (".attention.bias", ".attention.masked_bias")
-    """Causal masks, which the first releases contain."""
+    """Name suffixes of causal masks, which the first releases contain."""
 
     max_position_embeddings: Count = 2048
     layer_norm_eps: Number = 1e-5

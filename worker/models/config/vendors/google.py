@@ -1,4 +1,4 @@
-"""Gemma (huggingface.co/google). Imports no torch."""
+"""Schemas of Gemma (huggingface.co/google). Imports no torch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def unused_keys_and_values(sources: dict[int, int] | None) -> tuple[str, ...]:
 
 
 class GemmaConfig(FamilyConfig):
-    """Gemma 1."""
+    """Schema of Gemma 1."""
 
     architecture = "GemmaForCausalLM"
     model_types = ("gemma",)
@@ -68,7 +68,7 @@ class GemmaConfig(FamilyConfig):
     eos_token_id: Any = 1
     attention_bias: bool = False
     hidden_act: Literal["gelu", "gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
-    """Both names refer to the tanh approximation."""
+    """Activation of the MLP; both names refer to the tanh approximation of GELU."""
     hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
 
 
@@ -96,13 +96,13 @@ class Gemma2Config(AlternatingFamilyConfig):
     sliding_window_pattern: Index | str = 2
 
     def attention_cap(self) -> float:
-        """Soft cap of attention scores."""
+        """Soft cap of attention scores (by tanh)."""
         return self.attn_logit_softcapping or 0.0
 
 
 class Gemma3Config(AlternatingFamilyConfig):
-    """The language model of Gemma 3: sliding windows in five of six layers, with a separate rotary
-    embedding, and QK norm."""
+    """The language model of Gemma 3: sliding windows in five out of six layers, with a separate
+    rotary embedding, and QK norm."""
 
     architecture = "Gemma3ForCausalLM"
     model_types = ("gemma3_text",)
@@ -131,7 +131,7 @@ class Gemma3Config(AlternatingFamilyConfig):
     sliding_window_pattern: Index | str = 6
 
     def attention_cap(self) -> float:
-        """Soft cap of attention scores."""
+        """Soft cap of attention scores (by tanh)."""
         return self.attn_logit_softcapping or 0.0
 
 
@@ -197,7 +197,7 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         return (*FamilyConfig.kinds_of_layers(self)[:-1], FULL)
 
     def window(self) -> int:
-        """The sliding window."""
+        """Sliding window in tokens."""
         if self.sliding_window is None:
             raise ValueError(
                 "sliding_window = null in config.json is not supported: set it to a positive "
@@ -243,7 +243,7 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         )
 
     def derive(self) -> None:
-        """Checks that the table of per-layer embeddings has all tokens."""
+        """Checks that the table of per-layer embeddings contains all tokens."""
         if self.hidden_size_per_layer_input and self.vocab_size_per_layer_input < self.vocab_size:
             raise ValueError(
                 f"vocab_size_per_layer_input {self.vocab_size_per_layer_input} in config.json must "
@@ -251,11 +251,11 @@ class Gemma4Config(FamilyConfig, kw_only=True):
             )
 
     def cache_sources(self) -> dict[int, int] | None:
-        """The last layers read the caches of earlier ones."""
+        """The last layers, and the earlier layers whose KV caches they read."""
         return shared_caches(self.kinds_of_layers(), self.num_kv_shared_layers)
 
     def skipped_tensors(self) -> tuple[str, ...]:
-        """Keys and values of layers that read the caches of earlier ones."""
+        """Tensor-name prefixes of keys and values in layers that read other layers' caches."""
         unused = unused_keys_and_values(self.cache_sources())
         return (*FamilyConfig.skipped_tensors(self), *unused)
 
@@ -277,8 +277,7 @@ class Gemma4Config(FamilyConfig, kw_only=True):
 
 
 class Gemma4UnifiedConfig(Gemma4Config, kw_only=True):
-    """The language model of Gemma 4 12B, which has no encoder for images and audio: Gemma 4,
-    dense."""
+    """The language model of Gemma 4 12B: dense Gemma 4, without an encoder for images and audio."""
 
     architecture = "Gemma4UnifiedForCausalLM"
     model_types = ("gemma4_unified_text",)
@@ -311,7 +310,7 @@ class DiffusionGemmaConfig(Gemma4Config, kw_only=True):
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """The keys of the language model, and those next to them that concern it."""
+        """The keys of the language model, together with the top-level keys that apply to it."""
         return super().prepare(_DIFFUSION_GEMMA.text_config(raw))
 
     def canvas(self) -> int | None:
@@ -328,7 +327,7 @@ class Gemma3nConfig(FamilyConfig, kw_only=True):
     model_types = ("gemma3n_text",)
     implementation = "gemma3n:Gemma3nForCausalLM"
     harmless = words("altup_coef_clip altup_lr_multiplier query_pre_attn_scalar")
-    """The first two concern training; scores are not scaled."""
+    """Keys without effect: the first two only concern training, and scores are not scaled."""
     layer_kinds = (FULL, SLIDING)
     window_theta = "rope_local_base_freq"
     extra_keys = (
@@ -366,7 +365,8 @@ class Gemma3nConfig(FamilyConfig, kw_only=True):
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json in the spelling of the schema, with one size for the MLPs of all layers."""
+        """config.json with the key names of the schema, with one size for the MLPs of all
+        layers."""
         keys = super().prepare(raw)
         sizes = keys.get("intermediate_size")
         if not isinstance(sizes, list) or not sizes:
@@ -397,15 +397,15 @@ class Gemma3nConfig(FamilyConfig, kw_only=True):
         return SLIDING if (index + 1) % 5 else FULL
 
     def window(self) -> int:
-        """The sliding window."""
+        """Sliding window in tokens."""
         return self.sliding_window
 
     def cache_sources(self) -> dict[int, int] | None:
-        """The last layers read the caches of earlier ones."""
+        """The last layers, and the earlier layers whose KV caches they read."""
         return shared_caches(self.kinds_of_layers(), self.num_kv_shared_layers)
 
     def skipped_tensors(self) -> tuple[str, ...]:
-        """Keys and values of layers that read the caches of earlier ones."""
+        """Tensor-name prefixes of keys and values in layers that read other layers' caches."""
         unused = unused_keys_and_values(self.cache_sources())
         return (*FamilyConfig.skipped_tensors(self), *unused)
 

@@ -1,4 +1,4 @@
-"""SmolLM3, SmolVLM and Idefics3 (huggingface.co/HuggingFaceTB). Imports no torch."""
+"""Schemas of SmolLM3, SmolVLM and Idefics3 (huggingface.co/HuggingFaceTB). Imports no torch."""
 
 from __future__ import annotations
 

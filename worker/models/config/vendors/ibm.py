@@ -1,4 +1,4 @@
-"""Granite (huggingface.co/ibm-granite). Imports no torch."""
+"""Schemas of Granite (huggingface.co/ibm-granite). Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, No, Number, s
 
 
 class GraniteConfig(FamilyConfig):
-    """Granite 3, dense: embeddings, blocks, scores and logits are scaled."""
+    """Dense Granite 3: embeddings, blocks, scores and logits are scaled."""
 
     architecture = "GraniteForCausalLM"
     model_types = ("granite",)
@@ -64,7 +64,7 @@ class GraniteMoeSharedConfig(GraniteMoeConfig):
     """Intermediate size of the shared MLP; 0 if there is none."""
 
     def divided(self) -> dict[str, int]:
-        """The shared MLP, if there is one."""
+        """The size of the shared MLP, if there is one."""
         return _shared_mlp(self.shared_intermediate_size)
 
 
@@ -104,7 +104,7 @@ class GraniteSWAConfig(GraniteConfig):
         return SLIDING if index % 4 else FULL
 
     def window(self) -> int | None:
-        """The sliding window."""
+        """Sliding window in tokens."""
         return self.sliding_window
 
 
@@ -136,13 +136,13 @@ class GraniteMoeSWAConfig(GraniteSWAConfig):
         )
 
     def divided(self) -> dict[str, int]:
-        """The shared MLP, if there is one."""
+        """The size of the shared MLP, if there is one."""
         return _shared_mlp(self.shared_intermediate_size)
 
 
 class GraniteMoeHybridConfig(GraniteConfig):
-    """Granite 4: Mamba-2 in most layers, attention in the others; or attention in all layers;
-    dense, or with experts next to a shared MLP."""
+    """Granite 4: Mamba-2 in most layers and attention in the others, or attention in all layers.
+    Dense, or with experts next to a shared MLP."""
 
     architecture = "GraniteMoeHybridForCausalLM"
     model_types = ("granitemoehybrid",)
@@ -175,7 +175,7 @@ class GraniteMoeHybridConfig(GraniteConfig):
             self.intermediate_size = self.shared_intermediate_size
 
     def rotating(self) -> tuple[bool, ...]:
-        """All layers or none."""
+        """Rotary embedding in all layers or in none."""
         return (self.position_embedding_type == "rope",) * self.num_hidden_layers
 
     def moe(self) -> MoeConfig | None:
@@ -189,7 +189,7 @@ class GraniteMoeHybridConfig(GraniteConfig):
         )
 
     def mamba(self) -> MambaConfig:
-        """Mamba-2, gated before its norm."""
+        """Mamba-2 layers, whose output is gated before the norm."""
         size, num_heads = self.mamba_expand * self.hidden_size, self.mamba_n_heads
         config = MambaConfig(
             num_heads=num_heads,
@@ -204,12 +204,12 @@ class GraniteMoeHybridConfig(GraniteConfig):
         return checked_mamba(config, "mamba_n_heads", "mamba_n_groups", self.time_step_limit)
 
     def divided(self) -> dict[str, int]:
-        """The shared MLP."""
+        """The size of the shared MLP."""
         return _shared_mlp(self.shared_intermediate_size)
 
 
 def _shared_mlp(size: int) -> dict[str, int]:
-    """The shared MLP's size, which must be divisible among the ranks; 0 if there is none."""
+    """The shared MLP's size, which must be divided evenly among the ranks; 0 if there is none."""
     return {"the size of the shared MLP": size} if size else {}
 
 

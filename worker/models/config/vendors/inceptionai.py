@@ -1,4 +1,4 @@
-"""Jais 2 (huggingface.co/inceptionai). Imports no torch."""
+"""Schema of Jais 2 (huggingface.co/inceptionai). Imports no torch."""
 
 from __future__ import annotations
 

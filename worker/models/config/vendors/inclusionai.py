@@ -1,4 +1,4 @@
-"""Ling 2 and LLaDA 2 (huggingface.co/inclusionAI). Imports no torch."""
+"""Schemas of Ling 2 and LLaDA 2 (huggingface.co/inclusionAI). Imports no torch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BailingMoeV2Config(FamilyConfig):
     router_dtype: Literal["fp32"] = "fp32"
 
     def rotary_size(self) -> int:
-        """Number of leading dimensions of a head with rotary embedding."""
+        """Number of leading dimensions per head that have rotary embedding."""
         return rotary_size(self, self.rotary_dim)
 
     def moe(self) -> MoeConfig:
@@ -98,8 +98,8 @@ class LLaDA2MoeConfig(BailingMoeV2Config):
         return tokens
 
     def moe(self) -> MoeConfig:
-        """Experts in all but the first layers, chosen from groups or, with `expert_capacity`, from
-        those of the block."""
+        """Experts in all but the first layers, chosen from the best groups or, with
+        `expert_capacity`, from the experts of the token's block."""
         moe, capacity = super().moe(), self.expert_capacity
         if capacity is None:
             return moe

@@ -1,4 +1,5 @@
-"""InternLM (huggingface.co/internlm) and InternVL (huggingface.co/OpenGVLab). Imports no torch."""
+"""Schemas of InternLM (huggingface.co/internlm) and InternVL (huggingface.co/OpenGVLab). Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class InternLMConfig(FamilyConfig):
 
 
 class InternLM2Config(InternLMConfig):
-    """InternLM 2 and 2.5."""
+    """Schema of InternLM 2 and 2.5."""
 
     architecture = "InternLM2ForCausalLM"
     model_types = ("internlm2",)
@@ -46,7 +47,7 @@ class InternLM3Config(FamilyConfig):
     bias: bool = False
 
     def biases(self) -> Biases:
-        """Biases, as set by their keys."""
+        """Biases as set in config.json."""
         return Biases(self.qkv_bias, self.bias, self.bias)
 
 

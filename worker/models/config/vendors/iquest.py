@@ -1,4 +1,4 @@
-"""IQuest-Coder (huggingface.co/IQuestLab). Imports no torch."""
+"""Schema of IQuest-Coder (huggingface.co/IQuestLab). Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from worker.models.config.schema import Count, Number
 
 
 class IQuestCoderConfig(FamilyConfig):
-    """IQuest-Coder: Llama."""
+    """IQuest-Coder, which has Llama's layers."""
 
     architecture = "IQuestCoderForCausalLM"
     model_types = ("iquestcoder",)

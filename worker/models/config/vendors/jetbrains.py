@@ -1,4 +1,4 @@
-"""Mellum 2 (huggingface.co/JetBrains). Imports no torch."""
+"""Schema of Mellum 2 (huggingface.co/JetBrains). Imports no torch."""
 
 from __future__ import annotations
 

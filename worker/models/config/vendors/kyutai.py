@@ -1,4 +1,4 @@
-"""Helium (huggingface.co/kyutai). Imports no torch."""
+"""Schema of Helium (huggingface.co/kyutai). Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HeliumConfig(FamilyConfig):
     mlp_bias: bool = False
 
     def biases(self) -> Biases:
-        """Biases, as set by their keys; the output projection of attention has none."""
+        """Biases as set in config.json; the output projection of attention has none."""
         return Biases(qkv=self.attention_bias, mlp=self.mlp_bias)
 
 

@@ -1,4 +1,4 @@
-"""EXAONE 3, 3.5, 4, 4.5 and K-EXAONE (huggingface.co/LGAI-EXAONE). Imports no torch."""
+"""Schemas of EXAONE 3, 3.5, 4, 4.5 and K-EXAONE (huggingface.co/LGAI-EXAONE). Imports no torch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ExaoneMoeConfig(Exaone4Config):
     num_shared_experts: Index = 1
     first_k_dense_replace: Index | None = None
     first_last_k_dense_replace: Index | None = None
-    """`first_k_dense_replace` in the first release."""
+    """Name of `first_k_dense_replace` in the first release."""
     is_moe_layer: list[bool] | None = None
     n_group: Index = 1
     topk_group: Index = 1

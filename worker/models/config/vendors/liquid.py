@@ -1,4 +1,4 @@
-"""LFM2 (huggingface.co/LiquidAI). Imports no torch."""
+"""Schemas of LFM2 (huggingface.co/LiquidAI). Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, 
 
 
 class _ConvolutionConfig(FamilyConfig):
-    """Keys of LFM2: most layers have a short convolution, the others have attention."""
+    """Keys of LFM2: most layers have a short convolution, and the others have attention."""
 
     layer_kinds = (FULL, LINEAR)
     kind_aliases: ClassVar[dict[str, str]] = {"conv": LINEAR}
@@ -40,12 +40,12 @@ class _ConvolutionConfig(FamilyConfig):
         self.rms_norm_eps = self.norm_eps
 
     def divided(self) -> dict[str, int]:
-        """Channels of the convolutions."""
+        """The number of channels of the convolutions."""
         return {"the number of channels of convolutions": self.hidden_size}
 
 
 class Lfm2Config(_ConvolutionConfig):
-    """LFM2, dense."""
+    """Schema of dense LFM2."""
 
     architecture = "Lfm2ForCausalLM"
     model_types = ("lfm2",)

@@ -1,4 +1,4 @@
-"""LongCat-Flash (huggingface.co/meituan-longcat). Imports no torch."""
+"""Schema of LongCat-Flash (huggingface.co/meituan-longcat). Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes
 
 
 class LongcatFlashConfig(LatentFamilyConfig):
-    """LongCat-Flash: each of its layers counts as two layers here, in parallel with experts, some
-    of which do nothing."""
+    """LongCat-Flash: each layer of a checkpoint counts as a pair of layers here, in parallel with
+    experts, some of which return their input."""
 
     architecture = "LongcatFlashForCausalLM"
     model_types = ("longcat_flash",)
@@ -28,7 +28,7 @@ class LongcatFlashConfig(LatentFamilyConfig):
     ffn_hidden_size: Count = 12288
     num_attention_heads: Count = 64
     num_hidden_layers: Layers = 0
-    """Twice `num_layers`."""
+    """Number of layers: twice `num_layers`."""
     num_layers: Layers = 28
     max_position_embeddings: Count = 131072
     rms_norm_eps: Number = 1e-5
@@ -66,7 +66,7 @@ class LongcatFlashConfig(LatentFamilyConfig):
         )
 
     def mtp(self) -> MtpConfig:
-        """The head, whose layer is a single one, without experts."""
+        """The MTP head, which has a single layer without experts."""
         layer = "model.mtp.layers.0."
         return MtpConfig(
             layer=layer,

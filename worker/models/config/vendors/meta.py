@@ -1,5 +1,5 @@
-"""Llama (huggingface.co/meta-llama), Code World Model (huggingface.co/facebook), and LLaVA
-(huggingface.co/llava-hf), which was first based on Llama. Imports no torch."""
+"""Schemas of Llama (huggingface.co/meta-llama), Code World Model (huggingface.co/facebook), and
+LLaVA (huggingface.co/llava-hf), which was first based on Llama. Imports no torch."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Llama4Config(FamilyConfig):
     attn_scale: Number = 0.1
 
     def has_qk_norm(self) -> bool:
-        """False: heads are normalized without weights."""
+        """Always False, since heads are normalized without weights."""
         return False
 
     def layer_kind(self, index: int) -> str:
@@ -113,7 +113,7 @@ class Llama4Config(FamilyConfig):
         return CHUNKED if self.rotating()[index] else FULL
 
     def window(self) -> int | None:
-        """Length of a chunk."""
+        """Length of a chunk in tokens."""
         if self.attention_chunk_size is None and CHUNKED in self.kinds_of_layers():
             raise ValueError(
                 "attention_chunk_size = null in config.json must be a positive integer: fix it"

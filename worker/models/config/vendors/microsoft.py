@@ -1,4 +1,4 @@
-"""Phi (huggingface.co/microsoft). Imports no torch."""
+"""Schemas of Phi (huggingface.co/microsoft). Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.models.config.schema import (
 
 
 class PhiConfig(FamilyConfig):
-    """Phi 1 to 2."""
+    """Schema of Phi 1 to 2."""
 
     architecture = "PhiForCausalLM"
     model_types = ("phi",)
@@ -48,7 +48,7 @@ class PhiConfig(FamilyConfig):
         self.rms_norm_eps = self.layer_norm_eps
 
     def rotary_size(self) -> int:
-        """Number of leading dimensions of a head with rotary embedding."""
+        """Number of leading dimensions per head that have rotary embedding."""
         return rotary_size(self, self.rotary_dim)
 
     def biases(self) -> Biases:
@@ -57,7 +57,7 @@ class PhiConfig(FamilyConfig):
 
 
 class Phi3Config(WindowedFamilyConfig):
-    """Phi-3, Phi-3.5 and Phi-4, mini and medium."""
+    """Schema of the mini and medium models of Phi-3, Phi-3.5 and Phi-4."""
 
     architecture = "Phi3ForCausalLM"
     model_types = ("phi3",)
@@ -73,7 +73,7 @@ class Phi3Config(WindowedFamilyConfig):
 
 
 class Phi3VConfig(Phi3Config):
-    """The language model of Phi-3 and Phi-3.5 vision."""
+    """Schema of the language model of Phi-3 and Phi-3.5 vision."""
 
     architecture = "Phi3VForCausalLM"
     model_types = ("phi3_v",)
@@ -89,7 +89,7 @@ class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
     model_types = ("phimoe",)
     implementation = "phimoe:PhimoeForCausalLM"
     harmless = ROUTER_KEYS | words("input_jitter_noise")
-    """Training noise."""
+    """Keys that only concern training."""
     extra_keys = ("router_jitter_noise",)
 
     max_position_embeddings: Count = 131072
@@ -102,12 +102,12 @@ class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
     num_local_experts: Count = 16
     num_experts_per_tok: Literal[2] = 2
     router_jitter_noise: Number = 0.01
-    """Used in inference, too: experts whose scores are below the best by more than twice this
-    fraction are ignored."""
+    """Fraction of the best score; experts whose scores are lower by more than twice this fraction
+    are ignored, in inference too."""
 
     def derive(self) -> None:
-        """Converts `short_mscale` of LongRoPE to the factor of cosines and sines for sequences
-        within the original length."""
+        """Converts `short_mscale` of LongRoPE to the factor applied to cosines and sines for
+        sequences within the original length."""
         key = "rope_scaling" if self.rope_scaling else "rope_parameters"
         table = dict(getattr(self, key) or {})
         short, long = table.pop("short_mscale", None), table.pop("long_mscale", None)
@@ -122,7 +122,7 @@ class PhimoeConfig(WindowedFamilyConfig, kw_only=True):
         setattr(self, key, {**table, "attention_factor": short})
 
     def moe(self) -> MoeConfig:
-        """Experts in all layers; the model class implements their choice."""
+        """Experts in all layers; the model class implements their selection."""
         return MoeConfig(
             num_experts=self.num_local_experts,
             top_k=self.num_experts_per_tok,

@@ -1,4 +1,4 @@
-"""MiniMax-M2 and M3 (huggingface.co/MiniMaxAI). Imports no torch."""
+"""Schemas of MiniMax-M2 and M3 (huggingface.co/MiniMaxAI). Imports no torch."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class MiniMaxM2Config(FamilyConfig):
             )
 
     def rotary_size(self) -> int:
-        """Number of leading dimensions of a head with rotary embedding."""
+        """Number of leading dimensions per head that have rotary embedding."""
         return rotary_size(self, self.rotary_dim)
 
     def moe(self) -> MoeConfig:
-        """Experts in all layers, scored by sigmoids; a bias is added for their choice."""
+        """Experts in all layers, scored by sigmoids; a bias is added only for the selection."""
         return MoeConfig(
             num_experts=self.num_local_experts,
             top_k=self.num_experts_per_tok,
@@ -78,10 +78,11 @@ class MiniMaxM2Config(FamilyConfig):
 
 
 class _SparseAttention(msgspec.Struct, forbid_unknown_fields=True):
-    """`sparse_attention_config`: sizes of the indexer and of blocks, and the layers."""
+    """`sparse_attention_config`: sizes of the indexer and of blocks, and the layers with sparse
+    attention."""
 
     sparse_attention_freq: list[Literal[0, 1]]
-    """1 for each layer with sparse attention."""
+    """1 for each layer with sparse attention, otherwise 0."""
     sparse_num_index_heads: Count
     sparse_index_dim: Count
     sparse_block_size: Count
@@ -91,7 +92,8 @@ class _SparseAttention(msgspec.Struct, forbid_unknown_fields=True):
     sparse_score_type: Literal["max"] = "max"
     use_sparse_attention: Yes = True
     sparse_disable_index_value: list[Literal[0, 1]] | None = None
-    """1 for each layer whose indexer has no values: all layers with sparse attention."""
+    """1 for each layer whose indexer has no values, which must be all layers with sparse attention;
+    otherwise 0."""
 
 
 class MiniMaxM3Config(FamilyConfig):
@@ -133,7 +135,7 @@ class MiniMaxM3Config(FamilyConfig):
     scoring_func: Literal["sigmoid"] = "sigmoid"
     use_routing_bias: Yes = True
     moe_layer_freq: list[Literal[0, 1]] | None = None
-    """1 for each layer with experts; replaces `mlp_layer_types`."""
+    """1 for each layer with experts, otherwise 0; replaces `mlp_layer_types`."""
     sparse_attention_config: dict[str, Any] | None = None
     """Overrides `layer_types` and the next five fields, which transformers writes instead."""
     index_n_heads: Count = 4
@@ -188,7 +190,7 @@ class MiniMaxM3Config(FamilyConfig):
         self.index_topk_blocks = sparse.sparse_topk_blocks
 
     def block_sparse(self) -> BlockSparseConfig:
-        """Block-sparse attention, in the layers of that type."""
+        """Block-sparse attention, in the layers that `layer_types` lists as such."""
         return BlockSparseConfig(
             block_size=self.index_block_size,
             num_blocks=self.index_topk_blocks,
@@ -197,11 +199,11 @@ class MiniMaxM3Config(FamilyConfig):
         )
 
     def divided(self) -> dict[str, int]:
-        """MLPs of dense layers."""
+        """The MLP size of dense layers."""
         return {"the size of dense MLPs": self.dense_intermediate_size}
 
     def rotary_size(self) -> int:
-        """Number of leading dimensions of a head with rotary embedding."""
+        """Number of leading dimensions per head that have rotary embedding."""
         size = rotary_size(self, self.rotary_dim)
         if size > self.index_head_dim:
             raise ValueError(
@@ -211,7 +213,7 @@ class MiniMaxM3Config(FamilyConfig):
         return size
 
     def moe(self) -> MoeConfig:
-        """Experts, scored by sigmoids with a bias for their choice, and a shared expert."""
+        """Experts, scored by sigmoids with a bias for the selection, and a shared expert."""
         return MoeConfig(
             num_experts=self.num_local_experts,
             top_k=self.num_experts_per_tok,

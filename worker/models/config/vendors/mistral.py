@@ -1,4 +1,4 @@
-"""Mistral, Ministral and Mixtral (huggingface.co/mistralai). Imports no torch."""
+"""Schemas of Mistral, Ministral and Mixtral (huggingface.co/mistralai). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kimi Linear (huggingface.co/moonshotai). Imports no torch."""
+"""Schema of Kimi Linear (huggingface.co/moonshotai). Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class _LinearAttention(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KimiLinearConfig(LatentFamilyConfig):
-    """Kimi Linear: linear attention (KDA) in three of four layers, latent attention without rotary
-    embedding in the others."""
+    """Kimi Linear: linear attention (KDA) in three out of four layers, latent attention without
+    rotary embedding in the others."""
 
     architecture = "KimiLinearForCausalLM"
     model_types = ("kimi_linear",)
@@ -111,11 +111,11 @@ class KimiLinearConfig(LatentFamilyConfig):
         return FULL if index and index % 4 == 0 else LINEAR
 
     def rotating(self) -> tuple[bool, ...]:
-        """No layer has rotary embedding."""
+        """False for all layers, since none has rotary embedding."""
         return (False,) * self.num_hidden_layers
 
     def divided(self) -> dict[str, int]:
-        """Heads of linear attention."""
+        """The number of heads of linear attention."""
         return {"the number of linear heads": self.linear_num_heads}
 
     def moe(self) -> MoeConfig:

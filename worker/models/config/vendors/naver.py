@@ -1,4 +1,4 @@
-"""HyperCLOVA X (huggingface.co/naver-hyperclovax). Imports no torch."""
+"""Schema of HyperCLOVA X (huggingface.co/naver-hyperclovax). Imports no torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HyperCLOVAXConfig(FamilyConfig):
     """Whether the outputs of attention and MLP are normalized before they are added."""
 
     def derive(self) -> None:
-        """Sets the factor of attention scores to the default if it is missing."""
+        """Sets the factor applied to attention scores to the default if it is missing."""
         if self.attention_multiplier is None:
             self.attention_multiplier = self.head_size() ** -0.5
 

@@ -1,4 +1,4 @@
-"""Nemotron 4 and Minitron (huggingface.co/nvidia). Imports no torch."""
+"""Schemas of Nemotron 4 and Minitron (huggingface.co/nvidia). Imports no torch."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ class NemotronHConfig(FamilyConfig):
     mtp_hybrid_override_pattern: str | None = None
     """Types of the blocks of the MTP head, as in `hybrid_override_pattern`."""
     mtp_layers_block_type: list[str] | None = None
-    """The same as a list; by default, attention and experts."""
+    """Types of the blocks of the MTP head, as a list; by default, attention and experts."""
     head_dim: Count | None = 128
     num_key_value_heads: Count | None = 8
     intermediate_size: Count = 21504
     max_position_embeddings: Count = 4096
     layer_norm_epsilon: Number = 1e-5
     norm_eps: Number | None = None
-    """`layer_norm_epsilon` under another name, next to it."""
+    """Alternative name of `layer_norm_epsilon`; checkpoints may have both keys."""
     eos_token_id: Any = 2
     mlp_bias: bool = False
     mlp_hidden_act: Literal["relu2"] = "relu2"
@@ -138,7 +138,7 @@ class NemotronHConfig(FamilyConfig):
         self.layer_types = [_PATTERN[letter] for letter in pattern]
 
     def mamba(self) -> MambaConfig:
-        """Mamba-2, gated before its norm."""
+        """Mamba-2 layers, whose output is gated before the norm."""
         config = MambaConfig(
             num_heads=self.mamba_num_heads,
             head_dim=self.mamba_head_dim,
@@ -161,7 +161,7 @@ class NemotronHConfig(FamilyConfig):
         return replace(grouped_experts(self, others), shared_size=shared)
 
     def mtp(self) -> MtpConfig | None:
-        """The head, which consists of one attention block and blocks without a cache."""
+        """The MTP head, which consists of one attention block and blocks without a cache."""
         kinds = self._head_kinds()
         experts = {"moe"} if self.moe() is not None else set()
         if kinds.count(FULL) != 1 or set(kinds) - {FULL, "mlp"} - experts:

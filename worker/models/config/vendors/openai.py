@@ -1,4 +1,4 @@
-"""gpt-oss (huggingface.co/openai). Imports no torch."""
+"""Schema of gpt-oss (huggingface.co/openai). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MiniCPM (huggingface.co/openbmb). Imports no torch."""
+"""Schemas of MiniCPM (huggingface.co/openbmb). Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MiniCPMConfig(FamilyConfig):
     num_experts_per_tok: Count | None = None
 
     def extra(self) -> dict[str, Any]:
-        """The scales, with Granite's keys."""
+        """The scales, under Granite's keys."""
         return {
             "embedding_multiplier": self.scale_emb,
             "attention_multiplier": max(1, self.hidden_size // self.num_attention_heads) ** -0.5,
@@ -68,11 +68,11 @@ class MiniCPM3Config(LatentFamilyConfig):
     qk_nope_head_dim: Count = 64
     qk_rope_head_dim: Count = 32
     v_head_dim: Index = 0
-    """If missing, the hidden size divided by the number of heads."""
+    """Dimensions of a head's values; if missing, the hidden size divided by the number of heads."""
     rope_interleave: No = False
     scale_emb: Number = 12
     scale_depth: Number | None = 1.4
-    """null if there is no scale, as for `dim_model_base`."""
+    """Factor from which the scale of blocks is derived; null if blocks are not scaled."""
     dim_model_base: Count | None = 256
 
     def derive(self) -> None:
@@ -80,7 +80,7 @@ class MiniCPM3Config(LatentFamilyConfig):
         self.v_head_dim = self.v_head_dim or self.hidden_size // self.num_attention_heads
 
     def extra(self) -> dict[str, Any]:
-        """The scales, with Granite's keys."""
+        """The scales, under Granite's keys."""
         depth, base = self.scale_depth, self.dim_model_base
         return {
             "embedding_multiplier": self.scale_emb,

@@ -1,4 +1,4 @@
-"""Orion (huggingface.co/OrionStarAI). Imports no torch."""
+"""Schema of Orion (huggingface.co/OrionStarAI). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laguna (huggingface.co/poolside). Imports no torch."""
+"""Schema of Laguna (huggingface.co/poolside). Imports no torch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class LagunaConfig(FamilyConfig):
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json in the spelling of the schema: numbers next to the tables in
+        """config.json with the key names of the schema: numbers next to the tables in
         `rope_parameters` belong to full-attention layers."""
         keys = super().prepare(raw)
         tables = keys.get("rope_parameters")
@@ -109,7 +109,7 @@ class LagunaConfig(FamilyConfig):
         return FULL
 
     def window(self) -> int:
-        """The sliding window."""
+        """Sliding window in tokens."""
         return self.sliding_window
 
     def layer_heads(self) -> tuple[int, ...] | None:

@@ -1,5 +1,5 @@
-"""Qwen (huggingface.co/Qwen), and SDAR (huggingface.co/JetLM), which is derived from Qwen3.
-Imports no torch."""
+"""Schemas of Qwen (huggingface.co/Qwen), and SDAR (huggingface.co/JetLM), which is derived from
+Qwen3. Imports no torch."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class QwenConfig(FamilyConfig):
     seq_length: Count = 8192
 
     def derive(self) -> None:
-        """Sets the keys of other families from Qwen 1's. Its `intermediate_size` counts gate and
-        up."""
+        """Sets the keys of other families from those of Qwen 1, whose `intermediate_size` counts
+        gate and up together."""
         self.head_dim = self.kv_channels
         self.num_key_value_heads = self.num_attention_heads
         self.intermediate_size //= 2
@@ -60,13 +60,13 @@ class QwenConfig(FamilyConfig):
         self.max_position_embeddings = min(self.seq_length, self.max_position_embeddings)
 
     def biases(self) -> Biases:
-        """Biases of q, k and v; of all projections unless `no_bias` is set."""
+        """Biases of q, k and v, or of all projections unless `no_bias` is set."""
         return Biases(True, not self.no_bias, not self.no_bias)
 
 
 class QwenWindowsConfig(WindowedFamilyConfig):
-    """Keys of Qwen's sliding windows: in the layers that `layer_types` lists, or starting with
-    layer `max_window_layers`."""
+    """Keys of Qwen's sliding windows, which are in the layers that `layer_types` lists, or start
+    with layer `max_window_layers`."""
 
     layer_kinds = (FULL, SLIDING)
 
@@ -81,12 +81,12 @@ class QwenWindowsConfig(WindowedFamilyConfig):
         return FULL if index < self.max_window_layers else SLIDING
 
     def window(self) -> int | None:
-        """The sliding window, if it is enabled."""
+        """Sliding window in tokens, if it is enabled."""
         return self.sliding_window if self.use_sliding_window else None
 
 
 class Qwen2Config(QwenWindowsConfig):
-    """Qwen2 and Qwen2.5, dense."""
+    """Schema of dense Qwen2 and Qwen2.5."""
 
     architecture = "Qwen2ForCausalLM"
     model_types = ("qwen2",)
@@ -110,7 +110,7 @@ class Qwen2Config(QwenWindowsConfig):
 
 
 class Qwen3Config(QwenWindowsConfig):
-    """Qwen3, dense. A checkpoint may have an MTP head in Qwen3.5's format."""
+    """Dense Qwen3. A checkpoint may have an MTP head in Qwen3.5's format."""
 
     architecture = "Qwen3ForCausalLM"
     model_types = ("qwen3",)
@@ -122,12 +122,12 @@ class Qwen3Config(QwenWindowsConfig):
     use_qk_norm: Yes = True
 
     def mtp(self) -> MtpConfig | None:
-        """The head in the format of Qwen3.5."""
+        """The MTP head in the format of Qwen3.5."""
         return MtpConfig.qwen()
 
 
 class SdarConfig(Qwen3Config):
-    """SDAR, dense: Qwen3 trained for block diffusion."""
+    """Dense SDAR: Qwen3 trained for block diffusion."""
 
     architecture = "SDARForCausalLM"
     model_types = ("sdar",)
@@ -169,7 +169,7 @@ class _QwenExperts(FamilyConfig):
         return 0
 
     def moe(self) -> MoeConfig:
-        """Experts, in all layers but the dense ones."""
+        """Experts in all layers except the dense ones."""
         return MoeConfig(
             num_experts=self.num_experts,
             top_k=self.num_experts_per_tok,
@@ -183,7 +183,7 @@ class _QwenExperts(FamilyConfig):
 
 
 class Qwen2MoeConfig(_QwenExperts):
-    """Qwen1.5-MoE and Qwen2-MoE, with a shared expert."""
+    """Schema of Qwen1.5-MoE and Qwen2-MoE, which have a shared expert."""
 
     architecture = "Qwen2MoeForCausalLM"
     model_types = ("qwen2_moe",)
@@ -207,7 +207,7 @@ class Qwen2MoeConfig(_QwenExperts):
 
 
 class Qwen3MoeConfig(_QwenExperts):
-    """Qwen3-MoE. `max_window_layers` has no effect."""
+    """Schema of Qwen3-MoE. `max_window_layers` has no effect."""
 
     architecture = "Qwen3MoeForCausalLM"
     model_types = ("qwen3_moe",)
@@ -221,7 +221,7 @@ class Qwen3MoeConfig(_QwenExperts):
     sliding_window: Index | None = 4096
 
     def window(self) -> int | None:
-        """The sliding window, if it is in use."""
+        """Sliding window in tokens, if it is enabled."""
         return self.sliding_window if self.use_sliding_window else None
 
 
@@ -271,16 +271,16 @@ class _DeltaNet(FamilyConfig):
         return LINEAR if (index + 1) % period else FULL
 
     def mtp(self) -> MtpConfig:
-        """The head, whose layer has full attention."""
+        """The MTP head, whose layer has full attention."""
         return MtpConfig.qwen()
 
     def divided(self) -> dict[str, int]:
-        """Key heads of linear attention."""
+        """The number of key heads of linear attention."""
         return {"the number of linear key heads": self.linear_num_key_heads}
 
 
 class Qwen3NextConfig(_DeltaNet):
-    """Qwen3-Next, with routed experts and a shared expert."""
+    """Schema of Qwen3-Next, which has routed experts and a shared expert."""
 
     architecture = "Qwen3NextForCausalLM"
     model_types = ("qwen3_next",)
@@ -298,7 +298,7 @@ class Qwen3NextConfig(_DeltaNet):
     mlp_only_layers: list[int] | None = None
 
     def moe(self) -> MoeConfig:
-        """Experts, in all layers but the dense ones."""
+        """Experts in all layers except the dense ones."""
         return MoeConfig(
             num_experts=self.num_experts,
             top_k=self.num_experts_per_tok,
@@ -312,7 +312,7 @@ class Qwen3NextConfig(_DeltaNet):
 
 
 class Qwen35Config(_DeltaNet):
-    """The language model of Qwen3.5, dense."""
+    """Schema of the language model of dense Qwen3.5."""
 
     architecture = "Qwen3_5ForCausalLM"
     model_types = ("qwen3_5_text",)
@@ -322,7 +322,8 @@ class Qwen35Config(_DeltaNet):
     num_key_value_heads: Count | None = 4
     attn_output_gate: Yes = True
     output_gate_type: Literal["swish", "silu"] = "swish"
-    """Activation of the delta network's output gate, in Qwen3.6; both names mean the same."""
+    """Activation of the delta network's output gate, in Qwen3.6; both names have the same
+    meaning."""
     mamba_ssm_dtype: Literal["float32"] = "float32"
 
 

@@ -1,4 +1,4 @@
-"""dots.llm1 (huggingface.co/rednote-hilab). Imports no torch."""
+"""Schema of dots.llm1 (huggingface.co/rednote-hilab). Imports no torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Dots1Config(WindowedFamilyConfig, kw_only=True):
     routed_scaling_factor: Number = 1.0
     moe_layer_freq: Literal[1] = 1
     scoring_func: Literal["noaux_tc", "sigmoid"] = "sigmoid"
-    """Both names have the same meaning."""
+    """Scoring function of the router; both names refer to the sigmoid."""
 
     def layer_kind(self, index: int) -> str:
         """Sliding windows, starting with layer `max_window_layers`."""

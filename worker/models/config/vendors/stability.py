@@ -1,4 +1,4 @@
-"""StableLM 2 (huggingface.co/stabilityai). Imports no torch."""
+"""Schema of StableLM 2 (huggingface.co/stabilityai). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Step (huggingface.co/stepfun-ai). Imports no torch."""
+"""Schema of Step (huggingface.co/stepfun-ai). Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker.models.config.schema import (
 )
 
 _BY_LAYER = words("layer_types mlp_layer_types rope_theta partial_rotary_factors use_rope_layers")
-"""Per-layer lists, which may also have entries for the layers for multi-token prediction."""
+"""Per-layer lists, which may also have entries for multi-token prediction layers."""
 _SCALING = words(
     "rope_type type rope_theta factor original_max_position_embeddings low_freq_factor "
     "high_freq_factor"
@@ -30,8 +30,9 @@ _SCALING = words(
 
 
 class Step3p5Config(FamilyConfig):
-    """Step 3.5 Flash: gated attention; sliding-window layers have more query heads and a different
-    rotary embedding; experts in all but the first layers, whose activations may be clamped."""
+    """Step 3.5 Flash: gated attention; more query heads and a different rotary embedding in
+    sliding-window layers; experts, whose activations may be clamped, in all but the first layers.
+    """
 
     architecture = "Step3p5ForCausalLM"
     model_types = ("step3p5",)
@@ -41,7 +42,7 @@ class Step3p5Config(FamilyConfig):
         max_seq_len moe_layer_offset mtp_mlp_layer_types need_fp32_gate num_local_experts
         """
     )
-    """The router computes in fp32."""
+    """Keys without effect; in particular, the router always computes in fp32."""
     aliases = (
         ("num_attention_groups", "num_key_value_heads"),
         ("moe_num_experts", "n_routed_experts"),
@@ -62,7 +63,7 @@ class Step3p5Config(FamilyConfig):
     attention_other_setting: dict[str, Any] | None = None
     """Heads of sliding-window layers."""
     per_layer_config: dict[str, Any] | None = None
-    """The same, per layer."""
+    """Heads of sliding-window layers, by layer."""
     rms_norm_eps: Number = 1e-5
     zero_centered: Yes = True
     use_qk_norm: Yes = True
@@ -80,7 +81,7 @@ class Step3p5Config(FamilyConfig):
     sliding_window: Count | None = None
     num_nextn_predict_layers: Index = 0
     mtp_layer_types: list[str] | None = None
-    """Types of the layers for multi-token prediction, which may also be the last ones of
+    """Types of the multi-token prediction layers, which may also be the last ones of
     `layer_types`."""
     moe_layers_enum: str | list[Index] | None = None
     """Layers with experts, separated by commas; replaces `mlp_layer_types`."""
@@ -97,12 +98,13 @@ class Step3p5Config(FamilyConfig):
     swiglu_limits: list[Number | None] | None = None
     """Limit of the experts' activations, per layer; null or 0 if there is none."""
     swiglu_limits_shared: list[Number | None] | None = None
-    """The same for shared experts and for the MLPs of layers without experts."""
+    """Limit of the activations of shared experts and of MLPs in layers without experts, per layer;
+    null or 0 if there is none."""
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json in the spelling of the schema: per-layer lists without the layers for
-        multi-token prediction, and rope parameters by layer type."""
+        """config.json with the key names of the schema: per-layer lists without multi-token
+        prediction layers, and rope parameters by layer type."""
         keys = super().prepare(raw)
         count, further = keys.get("num_hidden_layers"), keys.get("num_nextn_predict_layers")
         for key in _BY_LAYER & keys.keys():
@@ -150,7 +152,7 @@ class Step3p5Config(FamilyConfig):
         return FULL
 
     def window(self) -> int | None:
-        """The sliding window."""
+        """Sliding window in tokens."""
         if self.sliding_window is None and SLIDING in self.kinds_of_layers():
             raise ValueError(
                 "sliding_window is missing from config.json: add it; it must be a positive integer"
@@ -158,7 +160,7 @@ class Step3p5Config(FamilyConfig):
         return self.sliding_window
 
     def next_layers(self) -> int:
-        """Number of layers for multi-token prediction."""
+        """Number of multi-token prediction layers."""
         return self.num_nextn_predict_layers
 
     def layer_heads(self) -> tuple[int, ...]:
@@ -201,7 +203,7 @@ class Step3p5Config(FamilyConfig):
         return self.num_sliding_attention_heads or heads
 
     def mtp(self) -> MtpConfig | None:
-        """The first head, which has a dense layer and its own LM head."""
+        """The first MTP head, which has a dense layer and its own LM head."""
         kinds = self.mtp_layer_types or ()
         if not self.next_layers() or not kinds or kinds[0] not in self.layer_kinds:
             return None
@@ -250,7 +252,7 @@ class Step3p5Config(FamilyConfig):
 
 def _tables(keys: RawConfig, kinds: list[Any]) -> dict[str, dict[str, Any]]:
     """Rope parameters by layer type, from per-layer lists and the scaling of full-attention layers.
-    Without `kinds`, all layers are full-attention layers."""
+    If `kinds` is empty, all layers are full-attention layers."""
     tables: dict[str, dict[str, Any]] = {}
     for kind in (FULL, SLIDING):
         table = tables.setdefault(kind, {"rope_type": "default"})

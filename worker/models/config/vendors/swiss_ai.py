@@ -1,4 +1,4 @@
-"""Apertus (huggingface.co/swiss-ai). Imports no torch."""
+"""Schema of Apertus (huggingface.co/swiss-ai). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hunyuan and Youtu (huggingface.co/tencent). Imports no torch."""
+"""Schemas of Hunyuan and Youtu (huggingface.co/tencent). Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, RawCo
 
 
 class HunYuanDenseV1Config(FamilyConfig):
-    """Hunyuan, dense."""
+    """Schema of dense Hunyuan."""
 
     architecture = "HunYuanDenseV1ForCausalLM"
     model_types: ClassVar[tuple[str, ...]] = ("hunyuan_v1_dense",)
@@ -102,7 +102,8 @@ class HYV3Config(FamilyConfig):
         num_nextn_predict_layers use_grouped_mm
         """
     )
-    """Precision and kernels used in training, and layers for multi-token prediction."""
+    """Keys for the precision and kernels used in training, and for multi-token prediction
+    layers."""
     aliases = (("num_local_experts", "num_experts"),)
     skips_next_layers = True
 
@@ -118,7 +119,7 @@ class HYV3Config(FamilyConfig):
     num_experts_per_tok: Count = 8
     moe_intermediate_size: Count = 1536
     expert_hidden_dim: Count | None = None
-    """Alternative key of the experts' size, if present."""
+    """Alternative name of `moe_intermediate_size`; checkpoints may have both keys."""
     num_shared_experts: Index = 1
     first_k_dense_replace: Index | None = None
     moe_router_enable_expert_bias: Yes = True
@@ -127,7 +128,7 @@ class HYV3Config(FamilyConfig):
     router_scaling_factor: Number = 2.826
 
     def mtp(self) -> MtpConfig:
-        """The head after the last layer."""
+        """The MTP head, stored after the last layer."""
         return MtpConfig.after_layers(self.num_hidden_layers, final_norm="final_layernorm")
 
     def moe(self) -> MoeConfig:

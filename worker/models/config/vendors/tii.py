@@ -1,4 +1,4 @@
-"""Falcon (huggingface.co/tiiuae). Imports no torch."""
+"""Schemas of Falcon (huggingface.co/tiiuae). Imports no torch."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class FalconH1Config(FamilyConfig):
         return frozenset(range(self.num_hidden_layers))
 
     def mamba(self) -> MambaConfig:
-        """Mamba-2, possibly without a norm. The factor of its input is applied to the
+        """Mamba-2 layers, possibly without a norm. The factor of their input is applied to the
         projections."""
         size = self.mamba_d_ssm or self.mamba_expand * self.hidden_size
         num_heads = self.mamba_n_heads

@@ -1,4 +1,4 @@
-"""Solar Open (huggingface.co/upstage). Imports no torch."""
+"""Schema of Solar Open (huggingface.co/upstage). Imports no torch."""
 
 from __future__ import annotations
 

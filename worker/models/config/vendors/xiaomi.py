@@ -1,4 +1,4 @@
-"""MiMo (huggingface.co/XiaomiMiMo). Imports no torch."""
+"""Schemas of MiMo (huggingface.co/XiaomiMiMo). Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.models.config.vendors.qwen import QwenWindowsConfig
 
 
 class MiMoConfig(QwenWindowsConfig):
-    """MiMo: Qwen2's layers."""
+    """MiMo, which has Qwen2's layers."""
 
     architecture = "MiMoForCausalLM"
     model_types = ("mimo",)
@@ -28,7 +28,7 @@ class MiMoConfig(QwenWindowsConfig):
         return Biases(qkv=self.attention_bias)
 
     def mtp(self) -> MtpConfig:
-        """The head; the hidden state comes first in its projection's input."""
+        """The MTP head, whose projection reads the hidden state first, then the embedding."""
         layer = "model.mtp_layers.0."
         return MtpConfig(
             layer=layer,
@@ -50,7 +50,7 @@ class MiMoV2FlashConfig(FamilyConfig):
     harmless = words(
         "attention_chunk_size hybrid_block_size moe_router_dtype num_nextn_predict_layers"
     )
-    """The router computes in fp32."""
+    """Keys without effect; in particular, the router always computes in fp32."""
     aliases = (("layernorm_epsilon", "rms_norm_eps"), ("num_local_experts", "n_routed_experts"))
     layer_kinds = (FULL, SLIDING)
     window_theta = "swa_rope_theta"
@@ -64,7 +64,7 @@ class MiMoV2FlashConfig(FamilyConfig):
     v_head_dim: Count = 128
     swa_num_attention_heads: Count | None = None
     swa_num_key_value_heads: Count | None = None
-    """Twice `num_key_value_heads` if it is missing."""
+    """KV heads of sliding-window layers; if missing, twice `num_key_value_heads`."""
     swa_head_dim: Count | None = None
     swa_v_head_dim: Count | None = None
     rms_norm_eps: Number = 1e-5
@@ -78,8 +78,8 @@ class MiMoV2FlashConfig(FamilyConfig):
     add_full_attention_sink_bias: No = False
     sliding_window: Count = 129
     sliding_window_size: Count | None = None
-    """Number of tokens before its own that a token attends to, one less than `sliding_window` of
-    transformers, which this key overrides."""
+    """Number of earlier tokens that a token attends to. Overrides transformers' `sliding_window`,
+    which also counts the token itself."""
     hybrid_layer_pattern: list[Literal[0, 1]] | None = None
     """1 for each layer with a sliding window, otherwise 0; replaces `layer_types`."""
     moe_layer_freq: list[Literal[0, 1]] | None = None
@@ -97,7 +97,7 @@ class MiMoV2FlashConfig(FamilyConfig):
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json in the spelling of the schema: rope parameters for all layers are those of
+        """config.json with the key names of the schema: rope parameters for all layers are those of
         full-attention layers, since sliding-window layers have `swa_rope_theta`."""
         keys = super().prepare(raw)
         table = keys.get("rope_parameters")
@@ -142,11 +142,11 @@ class MiMoV2FlashConfig(FamilyConfig):
             setattr(self, listing, kinds)
 
     def layer_kind(self, index: int) -> str:
-        """Full attention in the first layer and in every sixth."""
+        """Full attention in the first layer and in every sixth layer."""
         return SLIDING if index and (index + 1) % 6 else FULL
 
     def window(self) -> int:
-        """The sliding window."""
+        """Sliding window in tokens."""
         size = self.sliding_window_size
         return self.sliding_window if size is None else size + 1
 
@@ -191,7 +191,7 @@ class MiMoV2FlashConfig(FamilyConfig):
         )
 
     def mtp(self) -> MtpConfig:
-        """The first head, whose layer is dense and has a sliding window."""
+        """The first MTP head, whose layer is dense and has a sliding window."""
         heads, layer = "model.mtp.layers.", "model.mtp.layers.0."
         return MtpConfig(
             layer=layer,
@@ -206,7 +206,7 @@ class MiMoV2FlashConfig(FamilyConfig):
         )
 
     def extra(self) -> dict[str, Any]:
-        """Factor of values, and whether q, k and v are fused."""
+        """Factor applied to values, and whether q, k and v are fused."""
         scale, layout = self.attention_value_scale, self.attention_projection_layout
         return {
             "attention_value_scale": 1.0 if scale is None else scale,
@@ -220,8 +220,8 @@ class MiMoV2FlashConfig(FamilyConfig):
 
 
 class MiMoV2Config(MiMoV2FlashConfig):
-    """MiMo V2.5 and V2.5 Pro: MiMo V2 Flash, whose q, k and v may be one tensor. Of V2.5, the
-    encoders of images, videos and sound are not loaded."""
+    """MiMo V2.5 and V2.5 Pro: MiMo V2 Flash, optionally with a fused QKV tensor. V2.5's encoders
+    for images, videos and audio are not loaded."""
 
     architecture = "MiMoV2ForCausalLM"
     model_types = ("mimo_v2", "mimo_v2_flash")

@@ -1,4 +1,4 @@
-"""GLM (huggingface.co/zai-org). Imports no torch."""
+"""Schemas of GLM (huggingface.co/zai-org). Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.models.config.vendors.deepseek import DeepseekV3Config, DeepseekV32C
 
 
 class GlmConfig(FamilyConfig):
-    """GLM-4, first release."""
+    """Schema of the first release of GLM-4."""
 
     architecture = "GlmForCausalLM"
     model_types = ("glm",)
@@ -35,7 +35,7 @@ class GlmConfig(FamilyConfig):
 
 
 class Glm4Config(GlmConfig):
-    """GLM-4-0414."""
+    """Schema of GLM-4-0414."""
 
     architecture = "Glm4ForCausalLM"
     model_types = ("glm4",)
@@ -43,7 +43,7 @@ class Glm4Config(GlmConfig):
 
 
 class Glm4MoeConfig(FamilyConfig):
-    """GLM-4.5 to 4.7, with experts."""
+    """Schema of GLM-4.5 to 4.7, which have experts."""
 
     architecture = "Glm4MoeForCausalLM"
     model_types = ("glm4_moe",)
@@ -76,7 +76,7 @@ class Glm4MoeConfig(FamilyConfig):
         return grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
 
     def mtp(self) -> MtpConfig:
-        """The head after the last layer."""
+        """The MTP head, stored after the last layer."""
         return MtpConfig.after_layers(self.num_hidden_layers, recycles_normed=False)
 
 
@@ -99,8 +99,8 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
     n_group: Index = 1
     topk_group: Index = 1
     first_k_dense_replace: Index = -1
-    """-1 if missing: dense layers are then taken from `mlp_layer_types`, or only the first layer
-    is dense."""
+    """Number of leading dense layers. If it is missing (-1), the dense layers are taken from
+    `mlp_layer_types`, or only the first layer is dense."""
     routed_scaling_factor: Number = 1.8
 
     def moe(self) -> MoeConfig:
@@ -113,8 +113,8 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
 
 
 class GlmMoeDsaConfig(DeepseekV32Config):
-    """GLM-5 to 5.2: DeepSeek V3.2's layers, some of which may reuse the selection of the layer
-    before (arXiv 2603.12201)."""
+    """GLM-5 to 5.2: DeepSeek V3.2's layers, some of which may reuse the selection of the preceding
+    layer (arXiv 2603.12201)."""
 
     architecture = "GlmMoeDsaForCausalLM"
     model_types = ("glm_moe_dsa",)
@@ -129,22 +129,24 @@ class GlmMoeDsaConfig(DeepseekV32Config):
     n_group: Index = 1
     topk_group: Index = 1
     num_experts: Count | None = None
-    """`n_routed_experts` under another name, next to it."""
+    """Alternative name of `n_routed_experts`; checkpoints may have both keys."""
     index_n_heads: Count = 32
     indexer_rope_interleave: Annotated[bool, only(True)] = True
     moe_router_dtype: Literal["float32"] = "float32"
     indexer_types: list[str] | None = None
     """Kind of each layer: "full" if it has an indexer, "shared" if it reuses the selection of the
-    layer before."""
+    preceding layer."""
     index_topk_pattern: str | list[str] | None = None
-    """The same list, or a string of F and S; read if `indexer_types` is missing."""
+    """Kind of each layer, as in `indexer_types` or as a string of F and S; read if `indexer_types`
+    is missing."""
     index_topk_freq: Index = 1
     """Period of "full" layers after the leading ones; read if both lists are missing."""
     index_skip_topk_offset: Index = 2
     """Number of leading "full" layers."""
 
     def derive(self) -> None:
-        """`head_dim` is not used: released checkpoints have that of one part or the other."""
+        """Checks `num_experts`, and drops an unused `head_dim`: released checkpoints set it to the
+        size of either part of a query, or of both together."""
         if self.num_experts not in (None, self.n_routed_experts):
             raise ValueError(
                 f"num_experts = {self.num_experts} in config.json is not supported: it must be "
@@ -155,7 +157,7 @@ class GlmMoeDsaConfig(DeepseekV32Config):
             self.head_dim = None
 
     def indexer_layers(self) -> tuple[bool, ...]:
-        """Whether each layer is "full"."""
+        """Whether a layer has its own indexer (is "full"), per layer."""
         count, key = self.num_hidden_layers, "indexer_types"
         kinds, pattern = self.indexer_types, self.index_topk_pattern
         if kinds is None and pattern is not None:
