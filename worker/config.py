@@ -40,7 +40,7 @@ _VLLM_METHODS = {
     ),
     "draft_model": "draft",
 }
-"""vLLM's names of methods that have different names here."""
+"""Names that vLLM uses for methods, mapped to the names used here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,20 +63,20 @@ class SchedulingConfig:
     on other GPUs, and 1,024 on CPU."""
     enable_chunked_prefill: bool = True
     """Chunked prefill: split prompts into chunks that are batched with other requests. If disabled,
-    a prompt is prefilled in one step (a separate one if it exceeds `prefill_max_tokens` of
-    --scheduler-config) unless it exceeds --max-num-batched-tokens."""
+    each prompt of up to --max-num-batched-tokens is prefilled in one step, without other prompts if
+    it exceeds `prefill_max_tokens` of --scheduler-config."""
     preempt_priority_gap: int = field(default=3, metadata=IN_SCHEDULER_CONFIG)
     """Minimum difference in priority for a waiting request to preempt a running one; 0 disables
     preemption by priority."""
     deadline_margin_ms: float = field(default=50.0, metadata=IN_SCHEDULER_CONFIG)
-    """Milliseconds before a waiting request would miss its SLO at which its priority is raised by
-    2. Running requests whose next token is due within this time get no draft tokens, since these
-    make a step longer."""
+    """Raise the priority of a waiting request by 2 when this many milliseconds remain before it
+    misses its SLO. Running requests whose next token is due within this time get no draft tokens,
+    which would make their step longer."""
     max_queued_requests: int = field(default=4096, metadata=IN_SCHEDULER_CONFIG)
     """Maximum number of waiting requests per worker; further ones are rejected with HTTP 429 unless
     they are more urgent than a waiting one. 0 for no limit."""
     max_queued_tokens: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Maximum total number of tokens of a worker's waiting requests; 0 for no limit."""
+    """Maximum total number of tokens in a worker's waiting requests; 0 for no limit."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.preempt_priority_gap <= 9:
@@ -174,13 +174,13 @@ class SpeculativeConfig:
         metadata={"option": "speculative_model", "key": ("--speculative-config", "model")},
     )
     """Draft model for --speculative-method draft: folder or Hub repository of a smaller checkpoint
-    with the same tokenizer as the model. For eagle3, of an EAGLE-3 head that was trained for the
-    model."""
+    with the same tokenizer as the model. For eagle3, folder or Hub repository of an EAGLE-3 head
+    that was trained for the model."""
     revision: str = field(default="", metadata=_SPECULATIVE | {"option": "speculative_revision"})
     """Branch, tag or commit of --speculative-model; the main branch if empty."""
     num_speculative_tokens: int = field(default=8, metadata=_SPECULATIVE)
-    """Maximum number of draft tokens per request and step; speculative_adaptive lowers it if fewer
-    are faster."""
+    """Maximum number of draft tokens per request and step; speculative_adaptive lowers it if
+    drafting fewer tokens is faster."""
     adaptive: bool = field(default=True, metadata=_SPECULATIVE | {"option": "speculative_adaptive"})
     """Adapt the number of draft tokens to the measured acceptance rate and cost. If false, always
     draft the maximum."""
@@ -261,7 +261,7 @@ class DllmConfig:
 
 
 class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An adapter in `modules`, in its JSON form."""
+    """An adapter in `modules`, given as a JSON object."""
 
     name: str
     """Model name of requests that use the adapter."""
@@ -296,7 +296,8 @@ class LoraConfig:
     higher than the adapters need."""
     embeddings: bool = field(default=False, metadata={"option": "enable_lora_embeddings"})
     """Support adapters of the embedding and the LM head, whose target_modules include embed_tokens
-    or lm_head. Device memory is reserved for them: two values per rank and token."""
+    or lm_head. Device memory is reserved for them: two values per vocabulary token, for each unit
+    of rank."""
     max_cpu_loras: int | None = None
     """Maximum number of adapters in host memory, at least --max-loras, which is the default. Others
     are read from disk again before use."""
@@ -323,7 +324,7 @@ class LoraConfig:
 
     @property
     def folders(self) -> Mapping[str, str]:
-        """Folders of `modules` by name."""
+        """Adapter folders, by adapter name."""
         return {module.name: module.path for module in map(_lora_module, self.modules)}
 
     @property
@@ -333,7 +334,7 @@ class LoraConfig:
 
 
 def _lora_module(text: str) -> LoraModule:
-    """An adapter given as NAME=FOLDER or JSON."""
+    """Parses an adapter given as NAME=FOLDER or as JSON."""
     if text.startswith("{"):
         try:
             module = msgspec.json.decode(text, type=analyzed(LoraModule))
@@ -537,12 +538,12 @@ class EngineConfig:
 
     @property
     def uses_mtp(self) -> bool:
-        """Whether the model's MTP head drafts."""
+        """Whether the model's MTP head is used for drafting."""
         return self.speculative is not None and self.speculative.method == "mtp"
 
     def with_options(self, **options: Any) -> EngineConfig:
-        """This configuration with changed values of some options, which have the same names as the
-        CLI's flags."""
+        """This configuration with some options changed. Options have the same names as the CLI's
+        flags."""
         return from_options(EngineConfig, option_values(self) | options)
 
     def with_page_size(self, block_size: int) -> EngineConfig:

@@ -19,7 +19,7 @@ class TakenCopies(NamedTuple):
     stores: PageCopies | None
     loads: PageCopies | None
     load_stores: PageCopies | None = None
-    """Stores of pages that `loads` overwrite."""
+    """Stores from device pages that `loads` overwrite."""
 
 
 class HostTier(Protocol):
@@ -30,7 +30,8 @@ class HostTier(Protocol):
     """
 
     def num_missing(self, pages: Sequence[int]) -> int:
-        """Number of slots to free before all these pages can be stored; at most 0 if they fit."""
+        """Number of slots to free before all of these pages can be stored; 0 or less if
+        they fit."""
 
     def num_fitting(self, pages: Sequence[int]) -> int:
         """Number of leading pages that can be stored now."""
@@ -88,12 +89,12 @@ class HostPool:
 
     @property
     def num_free(self) -> int:
-        """Slots available to `store`."""
+        """Number of slots available to `store`."""
         return self._slots.num_free
 
     @property
     def num_to_load(self) -> int:
-        """Pages that the next Plan loads."""
+        """Number of pages that the next Plan loads."""
         return len(self._loads.pages)
 
     @property
@@ -103,7 +104,8 @@ class HostPool:
         return replace(self._totals, num_used=used)
 
     def num_missing(self, pages: Sequence[int]) -> int:
-        """Number of slots to free before all these pages can be stored; at most 0 if they fit."""
+        """Number of slots to free before all of these pages can be stored; 0 or less if
+        they fit."""
         return len(pages) - self._slots.num_free
 
     def num_fitting(self, pages: Sequence[int]) -> int:
@@ -172,7 +174,7 @@ class HostPool:
         self._totals.load_s += seconds
 
     def take_copies(self, seq: int) -> TakenCopies:
-        """Copies for Plan `seq`; called for every Plan."""
+        """Returns the copies for Plan `seq`. Must be called for every Plan."""
         assert seq == self.next_seq, f"Plan {seq} takes the copies of Plan {self.next_seq}"
         self.next_seq += 1
         stores, self._stores = self._stores, PageCopies([], [])

@@ -9,8 +9,8 @@ from worker.core.cache.host import HostPool
 
 
 class HostBlocks:
-    """Blocks in host memory: slots for the pages that a block of the BlockPool had when it was
-    evicted: all full-attention pages, and the window pages if they had not been freed.
+    """Blocks in host memory. Each has slots for the pages that a block of the BlockPool had when it
+    was evicted: all full-attention pages, and the window pages if they had not been freed.
 
     Evictions start at the ends of cached prefixes, so a conversation moves to the host along with
     the window pages at its end, and can be continued from there. Blocks are numbered; numbers are
@@ -36,7 +36,8 @@ class HostBlocks:
         """Empty slots, by block (only blocks without pages)."""
 
     def num_missing(self, blocks: Sequence[int]) -> int:
-        """Number of slots to free before all these blocks can be stored; at most 0 if they fit."""
+        """Number of slots to free before all of these blocks can be stored; 0 or less if
+        they fit."""
         return sum(map(self._num_to_store, blocks)) - self._slots.num_free
 
     def num_fitting(self, blocks: Sequence[int]) -> int:

@@ -22,13 +22,13 @@ class PendingSnapshot(NamedTuple):
     snapshot: int
     """Number of the snapshot in the pool."""
     is_kept: bool
-    """Whether it is kept after its lease has a later one."""
+    """Whether the snapshot is kept when its lease has a later one."""
     seq: int = 0
-    """Step that stores it."""
+    """Number of the step that stores the snapshot."""
 
 
 class _Load(NamedTuple):
-    """Copy of a snapshot to a slot with the next Plan."""
+    """Copy of a snapshot to a slot, made with the next Plan."""
 
     page: int
     snapshot: int
@@ -67,7 +67,7 @@ class SnapshotPool:
         """Snapshots being loaded by steps in flight."""
 
     def longest_hit(self, pages: Sequence[int], slots: Sequence[int] = ()) -> int:
-        """Number of leading pages of a cached prefix, up to its last snapshot.
+        """Number of leading pages of a cached prefix up to the last snapshot in it.
 
         Args:
             pages: pages on the device.
@@ -146,14 +146,15 @@ class SnapshotPool:
             self.host.cancel(slot)
 
     def take_loads(self, seq: int) -> list[StateLoad]:
-        """Loads for Plan `seq`."""
+        """Returns the loads of Plan `seq`."""
         loads, self._loads = self._loads, {}
         for load in loads.values():
             self._fence.hold(load.snapshot, seq)
         return [StateLoad(slot, load.snapshot) for slot, load in loads.items()]
 
     def release(self, snapshots: Iterable[int], fence: int) -> None:
-        """Frees pending snapshots once step `fence`, the last that stores them, has completed."""
+        """Frees pending snapshots once step `fence`, the last one that stores them,
+        has completed."""
         self._pool.release(snapshots, fence)
 
     def forget(self, pages: Iterable[int]) -> None:

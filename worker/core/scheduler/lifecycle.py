@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Moves requests between sets; only this class does.
+    """Moves requests between sets; no other class does.
 
         queue ──start──> running ──finish──> ended
           ^ ^              │  │
@@ -30,7 +30,7 @@ class Lifecycle:
 
     def __init__(self, state: SchedulerState) -> None:
         self.deferred: dict[str, Request] = {}
-        """Requests about to be preempted, by id: they have no rows in the step being built."""
+        """Requests about to be preempted, by id. They have no rows in the step being built."""
         self._state = state
         self._unguided: list[tuple[str, int]] = []
         """Requests to be returned by `take_unguided`."""
@@ -76,7 +76,8 @@ class Lifecycle:
         self._state.stats.load.num_preemptions += 1
 
     def requeue(self, request: Request) -> None:
-        """Moves a request from the running set to the queue, before those that have never run."""
+        """Moves a request from the running set to the queue, ahead of requests that have
+        never run."""
         self._vacate(request)
         self._state.queue.push_back(request, self._state.clock())
 
@@ -91,7 +92,7 @@ class Lifecycle:
         self._state.held[request.request_id] = request
 
     def finish(self, request: Request, ended: RequestState) -> None:
-        """Finishes a running request by its last token, and reports that to its gateway.
+        """Finishes a running request whose last token was sampled, and reports that to its gateway.
 
         The caller must remove it from the running set (`RunningSet.drop_finished`).
         """
