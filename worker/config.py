@@ -122,8 +122,8 @@ class CacheConfig:
     """Prefix caching: keep computed KV pages and reuse them for prompts with the same prefix."""
     host_cache_gib: float | None = None
     """KV offloading: host memory in GiB per worker (total for all ranks) for pages evicted from the
-    prefix cache, which are copied back instead of recomputed; 0 disables it. On CUDA, an equal
-    share of the node's free memory per GPU if unset, at most twice the KV cache on the device."""
+    prefix cache, which are copied back instead of recomputed; 0 disables it. If unset on CUDA, each
+    GPU gets an equal share of the node's free memory, at most twice the size of its KV cache."""
     host_cache_policy: HostCachePolicy = field(default="auto", metadata=IN_SCHEDULER_CONFIG)
     """When to copy offloaded KV pages back from host memory: always, or (auto) only if recent
     timings predict that copying is faster than recomputing."""
@@ -234,7 +234,7 @@ class DllmConfig:
     """First done, first out: remove a finished block from its batch immediately. If false, all
     blocks of a batch wait for the last one."""
     threshold: float | None = field(default=None, metadata=_DLLM | {"option": "dllm_threshold"})
-    """Probability above which a position of a block is decided; the algorithm's default if unset
+    """Probability above which a position of a block is decoded; the algorithm's default if unset
     (0.5 for JointThreshold, 0.95 for others)."""
     disable: tuple[str, ...] = field(default=(), metadata=_DLLM | {"option": "dllm_disable"})
     """List of block-diffusion optimizations to disable, to measure their effect: inplace (running
@@ -242,7 +242,7 @@ class DllmConfig:
     blocks, and many blocks together), fused_commit (combine a finished block's last pass with the
     first pass of the next), skip_last_commit (omit the last pass of a request's last block),
     report_at_once (an edit that changes nothing finishes its block), early_exit (stop a block at
-    the end-of-sequence token), masked_logits (compute logits of undecided positions only),
+    the end-of-sequence token), masked_logits (compute logits of undecoded positions only),
     skip_unread (in the last layer, compute only keys and values for positions without logits)."""
 
     def __post_init__(self) -> None:
@@ -409,7 +409,7 @@ class EngineConfig:
     weights."""
     tokenizer: str = ""
     """Folder or Hub repository (NAME or NAME@REVISION) of a tokenizer that replaces the model's
-    tokenizer and chat template. The model's own if empty."""
+    tokenizer and chat template. If empty, the model's are used."""
     tensor_parallel_size: int = field(default=1, metadata={"aliases": ("-tp",)})
     """Tensor parallelism: number of ranks that each copy of the model is sharded over."""
     # All ranks process all tokens: the only communication is tensor parallelism's all-reduce.

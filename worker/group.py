@@ -177,8 +177,8 @@ class WorkerGroup:
         return await self.frontend.submit(payload)
 
     async def hello(self) -> bytes:
-        """Does nothing. A handle starts its request router on its first call, for which this is
-        used."""
+        """No-op, for handles to call first, since a handle starts its request router on its first
+        call."""
         return b""
 
     async def check_health(self) -> None:

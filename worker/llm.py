@@ -77,7 +77,8 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: list[int]
     token_type_ids: NotRequired[list[int]]
-    """Token types of a text pair for BERT cross-encoders: 0 for the first text, 1 for the second.
+    """Token types of a text pair for BERT cross-encoders: 0 for the first text, 1 for the
+    second.
     """
 
 
@@ -153,7 +154,8 @@ class LLM:
         self._grammars: dict[str, None] = {}
         """Keys of the compiled grammars in the engine."""
         self._open: dict[str, _OpenChoice] = {}
-        """Unfinished choices of all calls, by request id. Several streams may be read alternately.
+        """Unfinished choices of all calls, by request id. Several streams may be read
+        alternately.
         """
         weakref.finalize(self, self._compiler.close)
 

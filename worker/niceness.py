@@ -17,9 +17,9 @@ median TTFT of urgent requests was 68, 56 and 53 ms, and throughput was 2,850, 2
 tokens/s."""
 COMPILER_NICENESS: Final = 12
 """Niceness that a grammar compiler adds to its current one. It is higher than a rank's, since a
-step delays all streams and a compilation only one request: on a core that both use, Linux gives the
-compiler 39 % and the rank 61 %. Alongside a busy process of niceness 0, the compiler still gets 6
-%, more than the 5 % below which it counts as hung."""
+step delays all streams and a compilation only one request. On a core that both use, Linux gives the
+compiler 39 % and the rank 61 %. Alongside a busy process of niceness 0, the compiler gets 6 %,
+which is still more than the 5 % below which it counts as hung."""
 
 _AUTOGROUP_ENABLED = Path("/proc/sys/kernel/sched_autogroup_enabled")
 _OWN_AUTOGROUP = Path("/proc/self/autogroup")

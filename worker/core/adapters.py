@@ -54,8 +54,8 @@ class AdapterPool:
 
     A slot is locked while requests use its adapter and until the last step with one of their rows
     has completed. Of the unlocked slots, the least recently used one is evicted. The copy in host
-    memory is kept for later loads. Copies are evicted in the same order, except those that requests
-    are waiting to have loaded.
+    memory is kept for later loads. Copies are evicted in the same order, unless requests are
+    waiting for them to be loaded.
 
     Args:
         num_slots: number of slots on the device; slots are 1-based.
@@ -88,7 +88,7 @@ class AdapterPool:
         return adapter
 
     def of_key(self, key: int) -> Adapter | None:
-        """The adapter with a key; None if it has been forgotten."""
+        """The adapter with this key; None if it has been removed."""
         return self._by_key.get(key)
 
     def use(self, adapter: Adapter) -> None:
@@ -98,7 +98,8 @@ class AdapterPool:
         self._touch(adapter)
 
     def release(self, adapter: Adapter, fence: int) -> None:
-        """Ends a use; `fence` is the last step with a row of the request, 0 if there is none."""
+        """Ends a request's use of the adapter; `fence` is the last step with a row of the request,
+        0 if there is none."""
         assert adapter.num_users > 0, "released more often than used"
         adapter.num_users -= 1
         adapter.fence = max(adapter.fence, fence)

@@ -73,7 +73,8 @@ class EngineCore:
         self._launches_before_report = info.block_size > 1 and self._overlap_depth > 0
         self._in_flight: deque[AwaitResult] = deque()
         self._prompt_launched = False
-        """Whether the last launched step computes part of a prompt and no step may overlap with it.
+        """Whether the last launched step computes part of a prompt and no step may overlap with
+        it.
         """
         self._masks_due: Plan | None = None
         """The last launched Plan while it waits for masks; otherwise None."""
@@ -159,7 +160,8 @@ class EngineCore:
         return report
 
     def report(self) -> StepReport:
-        """Report of everything since the last one, with the current load; runs no step."""
+        """Returns a report of everything since the last one, with the current load. Runs no
+        step."""
         if self._guided is not None:
             self._guided.drop(self.scheduler.take_unguided())
         report = self.scheduler.take_report()
@@ -167,7 +169,8 @@ class EngineCore:
         return report
 
     def _launch(self) -> bool:
-        """Launches the next step; False if there is nothing to do before the next result."""
+        """Launches the next step; returns False if there is nothing to do before the next
+        result."""
         plan = self.scheduler.schedule()
         if plan is None:
             return False

@@ -104,8 +104,8 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
 def _max_total_tokens(
     config: EngineConfig, num_pages: int, groups: PageGroups, *, num_ahead: int
 ) -> int:
-    """Number of tokens of one request that fit in a cache of `num_pages` pages, excluding the
-    `num_ahead` positions after it; raises ValueError if none fit."""
+    """Maximum number of tokens of one request that fit in a cache of `num_pages` pages, excluding
+    the `num_ahead` positions after them. Raises ValueError if none fit."""
     page_size, most = config.cache.page_size, config.scheduling.max_num_batched_tokens
     max_total_tokens = groups.max_tokens(num_pages, page_size, most) - num_ahead
     if max_total_tokens < 1:

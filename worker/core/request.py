@@ -217,7 +217,8 @@ class Request:
         """Last reported status of the request's grammar, set before the first admission; None if it
         has no grammar."""
         self.speculation: RequestRecord | None = None
-        """Acceptance of the request's drafts; None until the speculation gate first considers it.
+        """Acceptance of the request's drafts; None until the speculation gate first considers
+        it.
         """
         self.times = RequestTimes(arrived_s, queued_s, slo, num_resumed=self.num_output)
         self.tpot_s = inf

@@ -66,14 +66,14 @@ class Delivery:
 
 @dataclass(slots=True)
 class BlockProgress:
-    """Progress of a request of a block-diffusion model (`BlockSteps`)."""
+    """Progress of a request to a block-diffusion model (`BlockSteps`)."""
 
     state: bytes = b""
     """Opaque state of the running block after the last step; empty if none has begun."""
     num_rounds: int = 0
     """Number of forward passes that decoded positions of the request's blocks."""
     num_forwards: int = 0
-    """Number of all forward passes with rows of the request."""
+    """Total number of forward passes with rows of the request."""
 
 
 @dataclass(slots=True)

@@ -17,9 +17,9 @@ again."""
 class AdapterChecks:
     """Checks that folders contain the adapters that gateways have registered.
 
-    The first request for an adapter waits for the check, which reads the files in a thread. A
-    folder whose content has changed is thus never run as the registered version, and never shares
-    its prefix cache.
+    The first request for an adapter waits for the check, which reads the files in a thread. If the
+    content of the folder has changed, it is thus never used as the registered version, and never
+    shares that version's prefix cache.
     """
 
     def __init__(self) -> None:

@@ -82,8 +82,8 @@ class Intake:
 
 
 def slices(batch: SubmitBatch) -> Iterator[SubmitBatch]:
-    """Splits a batch into parts that rank 0 receives between two steps each. Grammars are in the
-    first part, aborts in the last."""
+    """Splits a batch into parts, each of which rank 0 receives between two steps. Grammars are in
+    the first part, aborts in the last."""
     first = msgspec.structs.replace(batch, submits=[], aborts=[], admission=None)
     *parts, last = _parts(batch.submits)
     for part in parts:

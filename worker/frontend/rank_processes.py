@@ -24,8 +24,8 @@ class ProcessSnapshot(NamedTuple):
     is_active: bool
     """Whether any process is running, or is waiting for a core or a disk."""
     cpu_ns: int
-    """Total time in which their main threads ran or waited for a core, in nanoseconds. CPU time in
-    clock ticks would miss short activity, such as each collective of a starved rank."""
+    """Total time in which the processes' main threads ran or waited for a core, in nanoseconds. CPU
+    time in clock ticks would miss short activity, such as each collective of a starved rank."""
 
 
 class RankProcesses:

@@ -110,8 +110,8 @@ class WorkerFrontend:
         self._num_reports = 0
         """Sequence number of the engine's last report in this epoch."""
         self._opened_at = 0.0
-        """Time on the monotonic clock, in seconds, since which the ranks of this epoch could be
-        started."""
+        """Earliest time at which the ranks of this epoch could be started, in seconds on the
+        monotonic clock."""
         self._adapters = AdapterChecks()
         self._grammars: GrammarService | None = None
         """Compiles grammars; None until the first engine is ready."""
@@ -341,7 +341,7 @@ class WorkerFrontend:
 
     def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
         """Adds submits to the load. Immediately sends the load and their prompts to other gateways,
-        so that they only choose this worker for the same prefixes."""
+        so that these choose this worker only for prompts with the same prefixes."""
         self._reserved.add(submits, last_ordinal)
         if self._sessions is None and any(submit.session is not None for submit in submits):
             self._sessions = SessionLoad()

@@ -42,7 +42,8 @@ class CoordinatorChannel:
         self._streams: dict[int, FrameStream] = {}
         """Streams of connected ranks, by file descriptor."""
         self._sent: list[bytes] = []
-        """Messages sent before all ranks were connected. Each rank receives them when it connects.
+        """Messages sent before all ranks were connected. Each rank receives them when it
+        connects.
         """
         self._num_missing = len(ranks)
         self.messages: deque[FromRank] = deque()

@@ -35,7 +35,8 @@ class LogitsParams(msgspec.Struct, array_like=True, frozen=True):
     allowed_token_ids: bytes = b""
     """Tokens that may be sampled, little-endian int32; empty allows all."""
     bad_words: list[list[int]] = []
-    """Token sequences of which the last token must not be sampled after the others."""
+    """Token sequences that must not be generated: the last token is not sampled after the
+    others."""
     min_tokens: int = 0
     """Minimum number of output tokens before any of `stop_token_ids` is sampled."""
     stop_token_ids: list[int] = []
@@ -342,7 +343,8 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     speculative row, the tokens up to the first one that differs from its draft; for a running
     block, `num_tokens` tokens."""
     compute_ms: float
-    """Duration of the step on the rank in milliseconds, excluding copies to and from host memory.
+    """Duration of the step on the rank in milliseconds, excluding copies to and from host
+    memory.
     """
     times: RankTimes | None = None
     """Times of the step; None if the executor does not measure them."""

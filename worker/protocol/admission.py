@@ -50,10 +50,10 @@ class AdmissionOptions:
     """Maximum prompt tokens per step; 0 for no limit other than --max-num-batched-tokens."""
     default_tpot_ms: int = field(default=80, metadata=IN_SCHEDULER_CONFIG)
     """Target time per output token, in milliseconds, of requests without `slo.tpot_ms`; 0 for none.
-    Prefill in a step is limited so that its predicted time does not exceed the smallest target of
-    its decodes, but to no less than 1/16 of --max-num-batched-tokens. The default is 80 % of the
-    limit of MLPerf Inference's server scenario for an 8B model, since steps take longer than
-    predicted if ranks and gateways share CPUs."""
+    Prefill is limited so that a step's predicted time does not exceed the smallest target of its
+    decodes, but to no less than 1/16 of --max-num-batched-tokens. The default is 80 % of the limit
+    of MLPerf Inference's server scenario for an 8B model, since steps take longer than predicted if
+    ranks and gateways share CPUs."""
     prefill_max_batch_size: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Maximum number of requests admitted per step; 0 for no limit."""
     max_prefill_share: float = field(default=0.5, metadata=IN_SCHEDULER_CONFIG)

@@ -66,7 +66,7 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     max_post_edit_steps: int | None = None
     """Maximum number of edit rounds after a block is fully decoded (JointThreshold)."""
     penalty: float | None = None
-    """Penalty subtracted from the logit of the token that is just before a position
+    """Penalty subtracted, at each position, from the logit of the token at the preceding position
     (JointThreshold)."""
     stream_drafts: bool = False
     """Whether a stream includes the running block after every round."""

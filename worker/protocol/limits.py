@@ -1,4 +1,5 @@
-"""Limits of an engine, used to reject requests that can never run before they are queued."""
+"""Limits of an engine, which are checked to reject requests that can never run before queueing
+them."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Problem(NamedTuple):
     message: str
     """Message for the client, including the numbers."""
     overflow: Overflow | None = None
-    """Set if the prompt exceeds the context length, so each API can word the error its own way."""
+    """Set if the prompt exceeds the context length, so that each API can word the error its own
+    way."""
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -59,7 +59,8 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     sampling: SamplingParams = IN_BATCH
     """Sampling parameters; completions of one request share the same object."""
     sampling_index: int = -1
-    """Index of the parameters in the `samplings` of an encoded batch; -1 if they are in `sampling`.
+    """Index of the parameters in the `samplings` of an encoded batch; -1 if they are in
+    `sampling`.
     """
     seed: int | None = None
     """Seed of this completion, chosen by the gateway so that a resubmission reproduces its tokens;

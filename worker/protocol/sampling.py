@@ -67,7 +67,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     temperature: float = 1.0
     """Temperature, which divides logits before sampling; 0 is greedy."""
     top_p: float = 1.0
-    """Sample from the smallest set of tokens whose total probability reaches this; 1 disables it.
+    """Sample from the smallest set of tokens whose total probability reaches this; 1 disables
+    it.
     """
     top_k: int = 0
     """Sample from the k most likely tokens; 0 or -1 disables it."""
@@ -120,8 +121,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     structured_outputs: StructuredOutputsParams | None = None
     """Format of the text for structured output; None for free text."""
     thought: ThoughtTokens | None = None
-    """Tokens around reasoning that may precede structured output; None if the model does not
-    reason."""
+    """Tokens around reasoning that may precede structured output; None if there is no reasoning."""
     diffusion: DiffusionParams | None = None
     """Parameters of block diffusion; None to use the server's defaults."""
     pooling: PoolingParams | None = None

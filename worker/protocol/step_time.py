@@ -3,7 +3,7 @@
     seconds = constant + a·prefill + b·attended + c·rows + d·context
               + e·drafting rows + f·drafts + g·first drafting rows + h·scored
 
-The terms are numbers of (`StepShape`):
+The terms count (see `StepShape`):
 
     prefill              prompt tokens
     attended             pairs of a prompt token and a position that it attends to
@@ -45,7 +45,7 @@ fraction of the steps' time (root mean square). Similar steps differ by a few pe
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior relative to one observation."""
 _SHORTEST_S = 1e-4
-"""Minimum duration of an observation in seconds, since its errors are divided by it."""
+"""Minimum duration assumed for an observation, in seconds, since its errors are divided by it."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,8 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     draft_token: float = 0.0
     """Seconds per draft token, to generate and verify it."""
     draft_start: float = 0.0
-    """Seconds per request that drafts for the first time, for its proposer to process its tokens.
+    """Seconds per request that drafts for the first time, for its proposer to process its
+    tokens.
     """
     scored_token: float = 0.0
     """Additional seconds per prompt token whose log-probabilities are computed."""

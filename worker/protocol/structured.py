@@ -29,7 +29,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     regex: str | None = None
     """Regular expression that the whole text must match."""
     choice: tuple[str, ...] | None = None
-    """Texts of which the completion must be one."""
+    """Allowed texts; the completion must be one of them."""
     grammar: str | None = None
     """Context-free grammar: EBNF as in GBNF (`root ::= ...`), or Lark (`start: ...`)."""
     structural_tag: str | dict[str, Any] | None = None

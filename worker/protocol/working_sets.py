@@ -14,7 +14,7 @@ import msgspec
 
 
 class SessionUse(msgspec.Struct, array_like=True, frozen=True):
-    """Use of a session's context, sent with each of its requests."""
+    """Context of a session, sent with each of its requests."""
 
     key: int
     """Id of the context. It is the same in all gateways if the client sends a session id."""

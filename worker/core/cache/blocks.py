@@ -57,7 +57,7 @@ class BlockPool:
 
     @property
     def num_idle_pages(self) -> int:
-        """Window pages of idle blocks that `reclaim` can free."""
+        """Number of window pages of idle blocks that `reclaim` can free."""
         return self.groups.num_window * (len(self._behind) + len(self._ends))
 
     @property
@@ -128,11 +128,11 @@ class BlockPool:
         )
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """Number of blocks among `blocks` that have window pages which no lease uses."""
+        """Number of `blocks` that have idle window pages, which no lease uses."""
         return sum(block in self._behind or block in self._ends for block in blocks)
 
     def num_used_alone(self, blocks: Iterable[int]) -> int:
-        """Number of blocks among `blocks`, all used by one lease, that no other lease uses."""
+        """Number of `blocks` that no lease uses except the one that uses all of them."""
         return sum(self._users[block] == 1 for block in blocks)
 
     def use(self, blocks: Iterable[int]) -> None:

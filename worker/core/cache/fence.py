@@ -59,7 +59,7 @@ class Fence(Generic[T]):
         return seq <= self._steps.last
 
     def hold(self, item: T, seq: int) -> None:
-        """Holds `item` until step `seq`, which must not have completed yet, completes."""
+        """Holds `item` until step `seq` completes. The step must not have completed yet."""
         assert seq > self._steps.last, f"step {seq} has already completed"
         self._held.append((seq, item))
         self._steps.num_held += 1

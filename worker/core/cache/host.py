@@ -14,7 +14,7 @@ from worker.protocol.host_cache import HostCacheTotals
 
 
 class TakenCopies(NamedTuple):
-    """Page copies of a Plan; None if there are none."""
+    """Page copies of a Plan. A field is None if there are no such copies."""
 
     stores: PageCopies | None
     loads: PageCopies | None

@@ -69,7 +69,8 @@ class Lease:
     snapshots: list[PendingSnapshot] = field(default_factory=list)
     """Snapshots being stored by steps in flight."""
     rolling_page: int = 0
-    """Cached page whose snapshot will be replaced by a later one of this lease; 0 if there is none.
+    """Cached page whose snapshot will be replaced by a later one of this lease; 0 if there is
+    none.
     """
     state_start: int = 0
     """Minimum position that the slot's state has reached after the steps planned so far."""

@@ -448,7 +448,8 @@ class CacheManager:
         self._lease_snapshots.end(lease, seq, stored_to, state_end)
 
     def take_events(self) -> list[BlockEvent]:
-        """Blocks that entered or left the prefix cache since the last call, in that order."""
+        """Returns the blocks that entered or left the prefix cache since the last call, in the
+        order of these events."""
         events = self.events.copy()
         self.events.clear()
         return events

@@ -61,7 +61,8 @@ class RadixTree:
         self._leaves = Leaves(_can_leave_device)
         self._host_leaves = Leaves(_can_leave_host)
         self.events: list[BlockEvent] = []
-        """Blocks that entered or left the tree, in that order; the owner clears them."""
+        """Blocks that entered or left the tree, in the order of these events; the owner clears
+        them."""
 
     @property
     def num_fenced(self) -> int:
@@ -117,7 +118,8 @@ class RadixTree:
             self._fence.hold(node, fence)
 
     def insert(self, node: Node, key: bytes, pages: list[int]) -> tuple[Node, list[int]]:
-        """Extends the path at `node`, which the caller must have locked, by computed pages.
+        """Extends the path that ends at `node` by computed pages. The caller must have locked
+        `node`.
 
         Pages whose tokens are already in the tree on the device are not added. Pages whose tokens
         are only in host memory replace the host slots.

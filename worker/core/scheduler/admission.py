@@ -31,7 +31,8 @@ COUNTED_ROUNDS = 16
 """Number of admission rounds for which a prefix cache lookup is reused: the cache changes
 slowly."""
 LEVEL = 2
-"""Number of ranks per level of urgency. Preempted requests precede others of their level (`_rank`).
+"""Number of ranks per level of urgency. Preempted requests precede others of their level
+(`_rank`).
 """
 MAX_DISPLACING = 8
 """Number of waiting requests that a fifo round considers if fewer slots are free, since they may

@@ -116,7 +116,7 @@ class HostLoadPolicy:
 
     def _part(self, num_copied: int, num_computed: int, num_cached: int) -> float:
         """Ratio of the time to copy the pages of `num_copied` tokens to the time to compute
-        `num_computed` tokens after `num_cached`; 0 while either is unknown."""
+        `num_computed` tokens after `num_cached` cached ones; 0 while either time is unknown."""
         computing = self._forecast.prefill_s(num_computed, num_cached)
         if self._page_s is None or computing is None:
             return 0.0

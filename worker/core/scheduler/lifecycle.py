@@ -21,11 +21,13 @@ class Lifecycle:
           └───────── queued again ─────────┘
 
     The full pages of a preempted or held request stay in the prefix cache until their memory is
-    needed, and then in the host-memory tier, if enabled. Its slot and other pages are freed.
+    needed, and then in the host-memory tier, if enabled. The request's slot and other pages are
+    freed.
 
     HAZARD(fence): the pages and the slot of a request with a row in flight are freed only after
     that step, so preempting it immediately would free nothing and waste the row. Its preemption is
-    therefore deferred: it is skipped in one step so that it has nothing in flight in the next.
+    therefore deferred: the request is skipped in one step, so that it has nothing in flight in the
+    next.
     """
 
     def __init__(self, state: SchedulerState) -> None:

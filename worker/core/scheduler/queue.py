@@ -34,7 +34,8 @@ class WaitingQueue:
         self.num_tokens = 0
         """Total number of tokens in waiting requests."""
         self.num_expected_cached = 0
-        """Number of tokens of requests that have never run which gateways expect to be cached."""
+        """Number of tokens that gateways expect to be cached, over all requests that have never
+        run."""
         self._urgency = urgency
         self._service = service
         self._levels = [_Level() for _ in range(MAX_LEVEL + 1)]

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from worker.core.request import Request
 
 BOOST = 2
-"""Levels added to a request near its deadline."""
+"""Number of levels by which a request is raised near its deadline."""
 MAX_LEVEL = 9
 
 
@@ -52,7 +52,7 @@ class Urgency:
         self._forecast = forecast
 
     def of_request(self, request: Request, now: float) -> RequestUrgency:
-        """Level and deadline of `request` from time `now`."""
+        """Level and deadline of `request` at time `now`."""
         deadline = request.due_s
         if deadline == inf:
             return RequestUrgency(request.priority, inf, inf)

@@ -213,7 +213,7 @@ class StepBuilder:
         """Adds a row for the next `length` positions of a request, and counts them as computed.
 
         A row that ends at the last token, known or in flight, samples the next one, unless the
-        request is pooled. A row that ends at the end of a running block (block diffusion) decides
+        request is pooled. A row that ends at the end of a running block (block diffusion) decodes
         positions of that block.
         """
         start = request.num_computed

@@ -279,7 +279,8 @@ class TokenSteps:
         """Ends the snapshots of a row of step `seq`, which has sampled `count` tokens.
 
         A draft row leaves the state at the row's first position. This is the position of the newest
-        token or, if the device has placed the row, one from which the row ends within its range.
+        token or, if the device chose it, a position from which all tokens of the row fit in its
+        range.
         """
         row, request, lease = planned
         end = row.start + row.length

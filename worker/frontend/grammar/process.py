@@ -59,7 +59,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     """Reason why the grammar cannot be used; None if it can."""
     is_final: bool = True
-    """False if a time or memory limit was exceeded, in which case a retry may succeed."""
+    """Whether compiling the grammar again would give the same result; False if a time or memory
+    limit was exceeded."""
 
 
 class CompilerFailure(RuntimeError):

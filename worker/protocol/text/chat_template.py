@@ -40,7 +40,8 @@ class ChatTemplate:
         """Whether tools are a field of the system message, as in Phi-4-mini."""
 
     def quotes(self, word: str) -> bool:
-        """Whether the source contains `word` in quotes, as it does names of roles and fields."""
+        """Whether the source contains `word` as a quoted string, such as the name of a role or
+        field."""
         return f"'{word}'" in self.source or f'"{word}"' in self.source
 
     def fields(self, *names: str) -> tuple[str, ...]:
@@ -83,7 +84,7 @@ _MESSAGE_TOOLS = re.compile(r"""message(?:\.tools\b|\[['"]tools['"]\])""")
 def _with_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Adds a field `tools` to the system message, which lists the functions of `tools` as JSON."""
+    """Adds to the system message a field `tools` that lists the functions of `tools` as JSON."""
     written = _tojson([tool["function"] for tool in tools])
     has_system = bool(messages) and messages[0].get("role") == "system"
     first = messages[0] if has_system else {"role": "system", "content": ""}

@@ -26,7 +26,8 @@ from worker.protocol.text.separators import separators
 from worker.protocol.text.truncation import Truncation
 
 SHORT_TEXT = 1024
-"""Maximum length in characters of texts that are encoded inline, which takes at most a millisecond.
+"""Maximum length in characters of texts that are encoded inline, which takes at most a
+millisecond.
 """
 
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
@@ -37,7 +38,8 @@ class EncodedTexts(NamedTuple):
 
     token_ids: list[int]
     second_text: int = 0
-    """Index of the first token of type 1, which belongs to the second text; 0 if all types are 0.
+    """Index of the first token of type 1, which belongs to the second text; 0 if all types are
+    0.
     """
 
 

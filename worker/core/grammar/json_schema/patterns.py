@@ -87,7 +87,7 @@ class _Reader:
         return GrammarError(f"pattern: {problem} (at character {self.at} of {self.text!r})")
 
     def alternatives(self, *, is_first: bool, is_last: bool) -> str:
-        """Alternatives up to a closing parenthesis or the end."""
+        """Translates alternatives up to a closing parenthesis or the end of the pattern."""
         found = [self._sequence(is_first, is_last)]
         while self._taken("|"):
             found.append(self._sequence(is_first, is_last))
@@ -113,14 +113,15 @@ class _Reader:
         return (self._any if starts_free else "") + middle + (self._any if ends_free else "")
 
     def _is_end_anchor(self) -> bool:
-        """Whether a `$` that ends the sequence comes next; consumes it."""
+        """Consumes a `$` that ends the sequence, if it comes next; returns whether it did."""
         if self.text[self.at] != "$" or self.text[self.at + 1 : self.at + 2] not in ("", "|", ")"):
             return False
         self.at += 1
         return True
 
     def _term(self, is_first: bool, is_last: bool) -> tuple[str, bool]:
-        """One atom with its quantifier, and whether it has anchors at both ends."""
+        """Translates one atom with its quantifier; also returns whether it has anchors at both
+        ends."""
         begin = self.at
         if self._taken("("):
             # A group that spans the whole sequence, as in (^a$|^b$), may contain anchors.
