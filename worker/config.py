@@ -367,9 +367,9 @@ class ExecutionConfig:
     cudagraph_capture_sizes: tuple[int, ...] = ()
     """Sizes, in tokens, of the steps to capture as CUDA graphs: decode steps up to --max-num-seqs,
     steps with prefill or draft tokens up to --max-num-batched-tokens, and passes of block-diffusion
-    models in blocks or canvases. Default: 1, 2, 4, 8, 16 and so on, up to 512 for decode steps, 512
-    (large models) to 2,048 (small ones) for steps with prefill or draft tokens, two blocks per
-    request for passes, and 2,048 tokens of canvases."""
+    models in blocks or canvases. Default: 1, 2, 4, 8, 16 and so on, up to 512 for decode steps; up
+    to 512 (large models) to 2,048 (small ones) for steps with prefill or draft tokens; up to two
+    blocks per request for passes; up to 2,048 tokens for canvases."""
     cpu_threads: int = 0
     """Maximum number of compute threads per rank on CPU; 0 divides the cores among the ranks."""
     cpu_backend: CPUBackend = "auto"
@@ -421,9 +421,9 @@ class EngineConfig:
     """Device for inference; auto selects cuda if a CUDA device is visible, otherwise cpu."""
     dtype: DType = "auto"
     """Data type of weights, activations and, by default, the KV cache. auto selects the
-    checkpoint's type on CUDA (bfloat16 for float32), and float32 on CPU, or bfloat16 if the
+    checkpoint's type on CUDA (bfloat16 for float32). On CPU, auto selects bfloat16 if the
     checkpoint is stored in it, the CPU supports it (AMX, AVX512_BF16), a measurement at the first
-    start found it faster, and --batch-invariant is off."""
+    start found it faster, and --batch-invariant is off; otherwise float32."""
     max_model_len: int | None = None
     """Maximum context length, prompt plus completion, in tokens; the model's maximum if unset."""
     batch_invariant: bool = False
@@ -431,7 +431,7 @@ class EngineConfig:
     cost of speed."""
     step_timeout_s: float = 10.0
     """Timeout of a step in seconds, or 20 times its predicted duration if that is longer; 0
-    disables it. On timeout the worker's ranks are killed and restarted, and their requests are
+    disables it. On timeout, the worker's ranks are killed and restarted, and their requests are
     resumed on other workers."""
     structured_outputs_backend: StructuredOutputsBackend = "auto"
     """Backend for structured outputs: xgrammar, guidance (llguidance), or auto, which uses xgrammar

@@ -1,5 +1,4 @@
-"""CPU priority of compute processes, which is lower than that of processes that
-forward requests."""
+"""CPU priority of compute processes: lower than that of processes that forward requests."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def _yield_cpu_to_other_sessions(niceness: int) -> None:
 
     With autogroups, Linux's default outside containers, cores are shared evenly among sessions, and
     niceness only applies within a session. HAProxy, which Ray starts in a separate session, waited
-    up to three seconds for a core that it shared with two busy ranks, which stalled all streams. A
+    up to three seconds for a core that it shared with two busy ranks. This stalled all streams. A
     compiler in the session of its gateway ran before all ranks, regardless of its niceness.
     """
     try:

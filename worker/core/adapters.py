@@ -79,7 +79,7 @@ class AdapterPool:
         """Slots of the loads in the next Plan, by key."""
 
     def find(self, ref: AdapterRef) -> Adapter:
-        """The adapter of a newly arrived request, which is about to wait for it or use it."""
+        """The adapter that a newly arrived request will wait for or use."""
         adapter = self._by_version.get(ref.version)
         if adapter is None:
             self._num_keys += 1
@@ -88,7 +88,7 @@ class AdapterPool:
         return adapter
 
     def of_key(self, key: int) -> Adapter | None:
-        """The adapter with this key; None if it has been removed."""
+        """The adapter whose key is `key`; None if it has been removed."""
         return self._by_key.get(key)
 
     def use(self, adapter: Adapter) -> None:
@@ -253,7 +253,8 @@ class AdapterPool:
         self._forget_if_unused(adapter)
 
     def _retire(self, adapter: Adapter) -> None:
-        """Removes this version, so that later requests for it read it again, with a new key."""
+        """Removes a version of an adapter, so that later requests for it read it again, with a new
+        key."""
         del self._by_version[adapter.ref.version]
 
     def _is_unused(self, adapter: Adapter) -> bool:

@@ -186,12 +186,13 @@ class Request:
         the scheduler."""
         self.state = RequestState.WAITING
         self.level = self.priority
-        """Urgency, 0 to 9: the priority, raised near a deadline; fixed at admission while the
+        """Urgency, 0 to 9: the priority, raised near a deadline. Fixed at admission while the
         request runs."""
         self.lease: Lease | None = None
         """Slot and cache pages; None unless RUNNING."""
         self.adapter: Adapter | None = None
-        """The request's LoRA adapter while it waits for it or uses it (`AdapterGate`)."""
+        """The request's LoRA adapter while the request waits for it or uses it (`AdapterGate`);
+        otherwise None."""
         self.num_prefill = len(self.token_ids)
         """Number of known tokens at the last admission (or when queued); prefill ends when they are
         computed."""

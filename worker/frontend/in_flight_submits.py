@@ -40,7 +40,7 @@ class InFlightSubmits:
         self._last_ordinal = max(self._last_ordinal, last_ordinal)
 
     def added_to(self, load: LoadSnapshot) -> LoadSnapshot:
-        """The load, with the submits that it does not include added to it as its reserved part."""
+        """The load, with the submits that it does not include yet counted in its reserved part."""
         while self.submits and self.submits[0].ordinal <= load.num_submits_seen:
             self._num_tokens -= self.submits.popleft().num_tokens
         return msgspec.structs.replace(

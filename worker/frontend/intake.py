@@ -118,7 +118,7 @@ class _Slice:
         self._num_submits = self._num_bytes = 0
 
     def is_over(self, num_bytes: int) -> bool:
-        """Counts an object of this size; returns whether it begins a new slice."""
+        """Counts an object of `num_bytes` bytes; returns whether it begins a new slice."""
         is_over = (
             self._num_submits == SLICE_SUBMITS or 0 < self._num_bytes > SLICE_BYTES - num_bytes
         )

@@ -42,7 +42,7 @@ class StepWatchdog:
         """Limits of steps that may exceed the timeout, in seconds, by step number."""
 
     def submits_sent(self, ordinal: int) -> None:
-        """Records that submits were sent to rank 0, the last of which has this ordinal."""
+        """Records that submits were sent to rank 0, the last of which has ordinal `ordinal`."""
         self._last_ordinal = ordinal
         if not self._awaits:
             self._awaits = True

@@ -119,7 +119,7 @@ async def until_started(
         rng: returns uniform random numbers in [0, 1).
 
     Raises:
-        Exception: the error of an attempt that is permanent, or of the last attempt.
+        Exception: a permanent error of any attempt, or the error of the last attempt.
     """
     began = clock()
     attempts = 0

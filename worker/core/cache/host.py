@@ -30,8 +30,7 @@ class HostTier(Protocol):
     """
 
     def num_missing(self, pages: Sequence[int]) -> int:
-        """Number of slots to free before all of these pages can be stored; 0 or less if
-        they fit."""
+        """Number of slots to free before all `pages` can be stored; 0 or less if they fit."""
 
     def num_fitting(self, pages: Sequence[int]) -> int:
         """Number of leading pages that can be stored now."""
@@ -41,7 +40,7 @@ class HostTier(Protocol):
         0 if none can."""
 
     def is_idle(self, entries: Sequence[int]) -> bool:
-        """Whether no copy in flight uses any of these entries."""
+        """Whether no copy in flight uses any of `entries`."""
 
     def store(self, pages: Sequence[int]) -> list[int]:
         """Schedules copies of evicted pages with the next Plan; returns their entries."""
@@ -53,7 +52,7 @@ class HostTier(Protocol):
         """Releases entries that are evicted from the cache."""
 
     def supersede(self, entries: Sequence[int], pages: Sequence[int]) -> None:
-        """Releases entries whose content was recomputed in these device pages."""
+        """Releases `entries`, whose content was recomputed in the device pages `pages`."""
 
 
 class HostPool:
@@ -104,8 +103,7 @@ class HostPool:
         return replace(self._totals, num_used=used)
 
     def num_missing(self, pages: Sequence[int]) -> int:
-        """Number of slots to free before all of these pages can be stored; 0 or less if
-        they fit."""
+        """Number of slots to free before all `pages` can be stored; 0 or less if they fit."""
         return len(pages) - self._slots.num_free
 
     def num_fitting(self, pages: Sequence[int]) -> int:
@@ -117,7 +115,7 @@ class HostPool:
         return max(0, len(slots) - count)
 
     def is_idle(self, slots: Iterable[int]) -> bool:
-        """Whether no copy in flight uses any of these slots, so that they can be reused at once."""
+        """Whether no copy in flight uses any of `slots`, so that they can be reused immediately."""
         return all(self._slots.passed(self._touched[slot]) for slot in slots)
 
     def store(self, pages: Sequence[int]) -> list[int]:

@@ -36,8 +36,7 @@ class HostBlocks:
         """Empty slots, by block (only blocks without pages)."""
 
     def num_missing(self, blocks: Sequence[int]) -> int:
-        """Number of slots to free before all of these blocks can be stored; 0 or less if
-        they fit."""
+        """Number of slots to free before all `blocks` can be stored; 0 or less if they fit."""
         return sum(map(self._num_to_store, blocks)) - self._slots.num_free
 
     def num_fitting(self, blocks: Sequence[int]) -> int:
@@ -59,7 +58,7 @@ class HostBlocks:
         return keep
 
     def is_idle(self, host_blocks: Iterable[int]) -> bool:
-        """Whether no copy in flight uses any of these blocks."""
+        """Whether no copy in flight uses any of `host_blocks`."""
         return all(self._slots.is_idle(self._slots_of(block)) for block in host_blocks)
 
     def has_window(self, host_block: int) -> bool:
@@ -113,7 +112,7 @@ class HostBlocks:
             self._slots.supersede(self._pop(host_block))
 
     def slots(self, host_blocks: Iterable[int]) -> list[int]:
-        """Slots of these blocks."""
+        """Slots that belong to `host_blocks`."""
         return [slot for block in host_blocks for slot in self._slots_of(block)]
 
     def check_invariants(self, host_blocks: Iterable[int]) -> None:

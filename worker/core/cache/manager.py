@@ -201,7 +201,7 @@ class CacheManager:
         return self._slots.passed(lease.fence) and lease.load_seq <= self._copied.last
 
     def num_held_alone(self, lease: Lease) -> int:
-        """Number of pages that would become available if this lease were released."""
+        """Number of pages that would become available if `lease` were released."""
         cached = self._tree.num_held_alone(lease.node) if lease.node is not None else 0
         num_pages = self._groups.num_full * (len(self._exclusive_pages(lease)) + cached)
         if self._blocks is None:

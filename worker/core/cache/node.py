@@ -110,7 +110,7 @@ class Node:
         """Splits off all but the first `count` pages; returns them as a new node below this one,
         with all nodes that were below it.
 
-        The node must not be locked, since paths that end at its end would change. Faster than
+        The node must not be locked, since paths that end at this node would change. Faster than
         `cut_head` if the tail is short.
         """
         assert not self.locks

@@ -116,7 +116,8 @@ class SnapshotPool:
             self._drop(page)
 
     def keep(self, page: int) -> None:
-        """Keeps the snapshot of this page, the last one of a lease that has ended."""
+        """Keeps the snapshot of `page` from being freed as a rolling one. It is the last snapshot
+        of a lease that has ended."""
         self._rolling.discard(page)
 
     def load(self, place: Place, slot: int) -> bool:
@@ -236,7 +237,7 @@ class HostStatePages:
         self._host.forget(Place(True, slot) for slot in slots)
 
     def supersede(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Releases slots whose content was recomputed in these device pages."""
+        """Releases `slots`, whose content was recomputed in the device pages `pages`."""
         self._slots.supersede(slots)
         self._follow(slots, pages)
 

@@ -41,7 +41,7 @@ class GrammarFault(RuntimeError):
 
 
 def words_of(token_ids: list[int], vocab_size: int) -> Words:
-    """Mask that allows these tokens; ids greater than or equal to `vocab_size` are ignored."""
+    """Mask that allows `token_ids`; ids greater than or equal to `vocab_size` are ignored."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     bits[[token_id for token_id in token_ids if token_id < vocab_size]] = 1
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)

@@ -49,8 +49,8 @@ class SampledTokens(NamedTuple):
     """Whether the last token ends the request. The grammar must allow it but does not advance by
     it."""
     are_proposals: bool = False
-    """Whether all tokens but the first are proposals, of which only those that the grammar allows
-    are used (block diffusion)."""
+    """Whether all tokens but the first are proposals (block diffusion). Only those that the grammar
+    allows are used."""
 
 
 class GrammarAdvance(NamedTuple):

@@ -96,7 +96,7 @@ class ThoughtMatcher:
                 words |= self._opening
 
     def _closes(self, token_id: int) -> bool:
-        """Whether this token ends the reasoning."""
+        """Whether `token_id`, as the next token, ends the reasoning."""
         if token_id != self._thought.closing:
             return False
         before = list(self._thought.before)

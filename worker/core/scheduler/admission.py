@@ -197,7 +197,7 @@ class Admission:
         return -(-(request.num_computed + length) // self._page_size) - len(lease.pages)
 
     def can_admit(self, level: int) -> bool:
-        """Whether there is a free slot, or a running request that a request of this level may
+        """Whether there is a free slot, or a running request that a request of `level` may
         preempt."""
         return bool(self._cache.num_free_slots) or self._preemption.is_possible(level)
 

@@ -101,7 +101,7 @@ class CanvasSteps(BlockSteps):
     def _admitted(
         self, tokens: int, builder: StepBuilder, now: float, *, is_shared: bool
     ) -> list[Admitted]:
-        """Admits requests to the step, which has room for this number of tokens; returns them."""
+        """Admits requests to the step, which has room for `tokens` tokens; returns them."""
         state = self._state
         if not state.queue.num_requests:
             return []

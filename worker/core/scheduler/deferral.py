@@ -116,7 +116,7 @@ class DecodeDeferral:
         return True
 
     def _takes_good_part(self, decodes: Mapping[str, Request], num_tokens: int) -> bool:
-        """Whether decodes would take at least 1/8 of a step with this many prompt tokens."""
+        """Whether decodes would take at least 1/8 of a step with `num_tokens` prompt tokens."""
         max_tokens = self._state.config.max_num_batched_tokens
         if num_tokens + len(decodes) > max_tokens and len(decodes) >= _GOOD_PART * max_tokens:
             return True

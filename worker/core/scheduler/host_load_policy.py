@@ -104,7 +104,7 @@ class HostLoadPolicy:
         self._page_s = before + _WEIGHT * (newest - before)
 
     def note_resumed(self, request: Request, match: Match) -> None:
-        """Counts the tokens of a preempted request that is readmitted with this match."""
+        """Counts the tokens of a preempted request that is readmitted with `match`."""
         size = self._page_size
         self._host.note_resumed(
             request.preemption.num_computed, len(match.pages) * size, match.num_host * size

@@ -64,8 +64,8 @@ class DrainRate:
         self._has_backlog = False
 
     def retry_after_s(self, num_requests: int, num_tokens: int) -> int:
-        """Time until these requests should have left the queue, in whole seconds from 1 to
-        MAX_RETRY_AFTER_S.
+        """Time until the given numbers of requests and tokens should have left the queue, in whole
+        seconds from 1 to MAX_RETRY_AFTER_S.
 
         A new backlog has had no admissions yet, so one request of average length is assumed.
         """

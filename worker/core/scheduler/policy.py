@@ -146,7 +146,7 @@ class StepHeadroom:
         return self.tokens > 0 and self.requests > 0
 
     def fits(self, cost: int) -> bool:
-        """Whether there is room for a request with this cost."""
+        """Whether there is room for a request whose cost is `cost`."""
         return self.is_open and (self._chunked or cost <= self.tokens)
 
     def take(self, cost: int) -> int:

@@ -36,7 +36,7 @@ class PriorityPreemption:
         self._host_loads = host_loads
 
     def is_possible(self, level: int) -> bool:
-        """Whether a request of this level outranks a running one by at least the gap."""
+        """Whether a request of `level` outranks a running one by at least the gap."""
         return bool(
             self.gap and len(self._running) and self._running.last().level <= level - self.gap
         )

@@ -319,8 +319,8 @@ class TokenSteps:
 
     def _needs(self, prompts: Sequence[Member], level: int, priority: int) -> tuple[list[int], int]:
         """Pending tokens of running prefills that `level` does not outrank: a list with those of
-        each prefill of this priority, and the sum over prefills of higher priority. Without chunked
-        prefill, the list has all of them, and the sum is 0."""
+        each prefill of `priority`, and the sum over prefills of higher priority. Without chunked
+        prefill, the list has those of all prefills, and the sum is 0."""
         stay = [m for m in prompts if not self._deferral.is_outranked(m.request, level)]
         if not self._config.enable_chunked_prefill:
             return [pending for _, pending in stay], 0

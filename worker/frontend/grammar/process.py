@@ -135,7 +135,7 @@ class GrammarCompiler:
         return code
 
     def _failure(self, kind: str, code: int) -> GrammarError | CompilerFailure:
-        """Exception for a process that exited with this code."""
+        """Exception for a process that exited with `code`."""
         if _was_killed(code):
             return CompilerFailure("the compiler process was killed twice")
         if code == -signal.SIGPROF:

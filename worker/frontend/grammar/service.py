@@ -94,7 +94,7 @@ class GrammarService:
     async def compile(
         self, submits: Sequence[Submit]
     ) -> tuple[dict[str, CompiledGrammar], list[Rejection]]:
-        """Compiles the grammars of these submits.
+        """Compiles the grammars of `submits`.
 
         In submits with compiled grammars, the grammar's text is replaced with its key.
 

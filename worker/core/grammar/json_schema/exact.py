@@ -102,7 +102,7 @@ class _Rewriting:
         return self._references.find(given, keyword)
 
     def are_exclusive(self, alternatives: list[Json]) -> bool:
-        """Whether no value is valid under more than one of these original schemas."""
+        """Whether no value is valid under more than one of the original schemas `alternatives`."""
         return all(
             self._exclusion.are_exclusive(schema, other)
             for number, schema in enumerate(alternatives)
