@@ -438,8 +438,9 @@ class EngineConfig:
     except for JSON schemas (including those of tools) and patterns that only guidance can
     enforce."""
     quantization: Quantization = field(default="auto", metadata={"aliases": ("-q",)})
-    """Quantization of linear weights: fp8 quantizes an unquantized checkpoint while loading it, to
-    half the memory of bfloat16. auto keeps the checkpoint's format (FP8, INT8, AWQ, GPTQ, ...)."""
+    """Quantization of linear weights: fp8 quantizes an unquantized checkpoint while loading it, so
+    that its linear weights take half the memory of bfloat16. auto keeps the checkpoint's format
+    (FP8, INT8, AWQ, GPTQ, ...)."""
     load_format: LoadFormat = "auto"
     """Source of the weights: auto loads the checkpoint's safetensors files, dummy initializes
     random weights for benchmarking."""

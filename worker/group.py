@@ -392,7 +392,7 @@ async def _run_rank(
 
 
 def _fetch_checkpoints(config: EngineConfig) -> None:
-    """Downloads checkpoints from the Hub. Raises ValueError for unsupported checkpoints and LoRA
+    """Downloads checkpoints from the Hub. Raises ValueError for unsupported checkpoints or LoRA
     adapters."""
     weights = config.load_format != "dummy"
     model = load_model_config(config.checkpoint, weights=weights, pooling=config.pooling)

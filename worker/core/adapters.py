@@ -244,7 +244,7 @@ class AdapterPool:
         self._forget_if_unused(adapter)
 
     def _drop_copy(self, adapter: Adapter) -> None:
-        """Evicts a copy from host memory. If the adapter also has a slot, it keeps it."""
+        """Evicts a copy from host memory. An adapter that also has a slot keeps the slot."""
         if self._reads.pop(adapter.key, None) is None:
             self._drops.append(adapter.key)
             if adapter.host is HostCopy.READING:

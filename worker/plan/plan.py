@@ -273,8 +273,8 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def has_windows(self) -> bool:
-        """Whether the result of the previous step determines which positions its rows compute
-        (block diffusion)."""
+        """Whether the result of the previous step determines which positions this Plan's rows
+        compute (block diffusion)."""
         return any(isinstance(row, BlockRow) and row.is_window for row in self.rows)
 
     @property

@@ -47,8 +47,8 @@ RuntimeError, which Gloo, NCCL and CUDA raise."""
 
 
 class Unavailable(ValueError):
-    """Model files are unavailable, possibly only temporarily: a mount, a copy in progress, or the
-    Hub."""
+    """Model files are unavailable, possibly only temporarily, because of a mount, a copy in
+    progress, or the Hub."""
 
 
 class RemoteFailure(RuntimeError):

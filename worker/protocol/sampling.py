@@ -56,7 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Sampling parameters of one request. Names and defaults follow vLLM.
 
     Stop strings are matched in the text by the process that detokenizes (the gateway, or `LLM`).
-    The worker applies all other parameters, to tokens.
+    The worker applies all other parameters to the tokens.
 
     Raises:
         InvalidParameter: a value is out of range; the message names the field and the range.

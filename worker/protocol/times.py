@@ -32,7 +32,8 @@ class StepTimes(msgspec.Struct, array_like=True):
     forward: float = 0.0
     """Forward pass of the model."""
     sample: float = 0.0
-    """Logits, sampling, and copying tokens to the host, including the wait for grammar masks."""
+    """Computing logits, sampling, and copying tokens to the host, including the wait for grammar
+    masks."""
     collect: float = 0.0
     """Waiting for results."""
     process: float = 0.0

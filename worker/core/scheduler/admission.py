@@ -73,7 +73,7 @@ class Admission:
     outranks by at least the gap.
 
     Requests are tried one by one, each with the room left by those before it: `_placement`
-    decides without side effects, `_take` carries the decision out.
+    decides without side effects, and `_take` carries out the decision.
     """
 
     def __init__(

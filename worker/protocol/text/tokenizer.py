@@ -201,8 +201,8 @@ class Tokenizer:
     def vocabulary(self, size: int) -> list[bytes]:
         """Bytes of each token of a model, in the form that grammar libraries need.
 
-        Empty for ids without a token and for special tokens. The name of a special token in a text
-        is not that token, so grammars must not generate it.
+        Empty for ids without a token and for special tokens. The name of a special token, spelled
+        out in a text, is not that token, so grammars must not generate it.
 
         Args:
             size: vocabulary size of the model, which may exceed the tokenizer's.
