@@ -29,7 +29,7 @@ MAX_LOGIT_BIASES = 1024
 OpenAI's clients send up to 300."""
 MAX_BAD_WORDS_TOKENS = 4096
 """Maximum total number of tokens in a request's bad words. Ranks reserve 6 bytes for each in every
-slot. Enough for 256 words of 8 tokens, since each word is stored twice: as it is tokenized at the
+slot. Enough for 256 words of 8 tokens, since a word may be stored twice: as it is tokenized at the
 start of a text, and after a space."""
 MAX_LOGIT_BIAS = 100.0
 """Maximum magnitude of biases; larger ones are clamped to it."""
