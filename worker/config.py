@@ -40,7 +40,7 @@ _VLLM_METHODS = {
     ),
     "draft_model": "draft",
 }
-"""vLLM's names of methods that have different names here."""
+"""Names that vLLM uses for methods, mapped to the names used here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,20 +63,20 @@ class SchedulingConfig:
     on other GPUs, and 1,024 on CPU."""
     enable_chunked_prefill: bool = True
     """Chunked prefill: split prompts into chunks that are batched with other requests. If disabled,
-    a prompt is prefilled in one step (a separate one if it exceeds `prefill_max_tokens` of
-    --scheduler-config) unless it exceeds --max-num-batched-tokens."""
+    each prompt of up to --max-num-batched-tokens is prefilled in one step, without other prompts if
+    it exceeds `prefill_max_tokens` of --scheduler-config."""
     preempt_priority_gap: int = field(default=3, metadata=IN_SCHEDULER_CONFIG)
     """Minimum difference in priority for a waiting request to preempt a running one; 0 disables
     preemption by priority."""
     deadline_margin_ms: float = field(default=50.0, metadata=IN_SCHEDULER_CONFIG)
-    """Milliseconds before a waiting request would miss its SLO at which its priority is raised by
-    2. Running requests whose next token is due within this time get no draft tokens, since these
-    make a step longer."""
+    """Raise the priority of a waiting request by 2 when this many milliseconds remain before it
+    misses its SLO. Running requests whose next token is due within this time get no draft tokens,
+    which would make their step longer."""
     max_queued_requests: int = field(default=4096, metadata=IN_SCHEDULER_CONFIG)
     """Maximum number of waiting requests per worker; further ones are rejected with HTTP 429 unless
     they are more urgent than a waiting one. 0 for no limit."""
     max_queued_tokens: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Maximum total number of tokens of a worker's waiting requests; 0 for no limit."""
+    """Maximum total number of tokens in a worker's waiting requests; 0 for no limit."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.preempt_priority_gap <= 9:
@@ -122,8 +122,8 @@ class CacheConfig:
     """Prefix caching: keep computed KV pages and reuse them for prompts with the same prefix."""
     host_cache_gib: float | None = None
     """KV offloading: host memory in GiB per worker (total for all ranks) for pages evicted from the
-    prefix cache, which are copied back instead of recomputed; 0 disables it. On CUDA, an equal
-    share of the node's free memory per GPU if unset, at most twice the KV cache on the device."""
+    prefix cache, which are copied back instead of recomputed; 0 disables it. If unset on CUDA, each
+    GPU gets an equal share of the node's free memory, at most twice the size of its KV cache."""
     host_cache_policy: HostCachePolicy = field(default="auto", metadata=IN_SCHEDULER_CONFIG)
     """When to copy offloaded KV pages back from host memory: always, or (auto) only if recent
     timings predict that copying is faster than recomputing."""
@@ -174,13 +174,13 @@ class SpeculativeConfig:
         metadata={"option": "speculative_model", "key": ("--speculative-config", "model")},
     )
     """Draft model for --speculative-method draft: folder or Hub repository of a smaller checkpoint
-    with the same tokenizer as the model. For eagle3, of an EAGLE-3 head that was trained for the
-    model."""
+    with the same tokenizer as the model. For eagle3, folder or Hub repository of an EAGLE-3 head
+    that was trained for the model."""
     revision: str = field(default="", metadata=_SPECULATIVE | {"option": "speculative_revision"})
     """Branch, tag or commit of --speculative-model; the main branch if empty."""
     num_speculative_tokens: int = field(default=8, metadata=_SPECULATIVE)
-    """Maximum number of draft tokens per request and step; speculative_adaptive lowers it if fewer
-    are faster."""
+    """Maximum number of draft tokens per request and step; speculative_adaptive lowers it if
+    drafting fewer tokens is faster."""
     adaptive: bool = field(default=True, metadata=_SPECULATIVE | {"option": "speculative_adaptive"})
     """Adapt the number of draft tokens to the measured acceptance rate and cost. If false, always
     draft the maximum."""
@@ -234,7 +234,7 @@ class DllmConfig:
     """First done, first out: remove a finished block from its batch immediately. If false, all
     blocks of a batch wait for the last one."""
     threshold: float | None = field(default=None, metadata=_DLLM | {"option": "dllm_threshold"})
-    """Probability above which a position of a block is decided; the algorithm's default if unset
+    """Probability above which a position of a block is decoded; the algorithm's default if unset
     (0.5 for JointThreshold, 0.95 for others)."""
     disable: tuple[str, ...] = field(default=(), metadata=_DLLM | {"option": "dllm_disable"})
     """List of block-diffusion optimizations to disable, to measure their effect: inplace (running
@@ -242,7 +242,7 @@ class DllmConfig:
     blocks, and many blocks together), fused_commit (combine a finished block's last pass with the
     first pass of the next), skip_last_commit (omit the last pass of a request's last block),
     report_at_once (an edit that changes nothing finishes its block), early_exit (stop a block at
-    the end-of-sequence token), masked_logits (compute logits of undecided positions only),
+    the end-of-sequence token), masked_logits (compute logits of undecoded positions only),
     skip_unread (in the last layer, compute only keys and values for positions without logits)."""
 
     def __post_init__(self) -> None:
@@ -261,7 +261,7 @@ class DllmConfig:
 
 
 class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An adapter in `modules`, in its JSON form."""
+    """An adapter in `modules`, given as a JSON object."""
 
     name: str
     """Model name of requests that use the adapter."""
@@ -296,7 +296,8 @@ class LoraConfig:
     higher than the adapters need."""
     embeddings: bool = field(default=False, metadata={"option": "enable_lora_embeddings"})
     """Support adapters of the embedding and the LM head, whose target_modules include embed_tokens
-    or lm_head. Device memory is reserved for them: two values per rank and token."""
+    or lm_head. Device memory is reserved for them: two values per vocabulary token, for each unit
+    of rank."""
     max_cpu_loras: int | None = None
     """Maximum number of adapters in host memory, at least --max-loras, which is the default. Others
     are read from disk again before use."""
@@ -323,7 +324,7 @@ class LoraConfig:
 
     @property
     def folders(self) -> Mapping[str, str]:
-        """Folders of `modules` by name."""
+        """Adapter folders, by adapter name."""
         return {module.name: module.path for module in map(_lora_module, self.modules)}
 
     @property
@@ -333,7 +334,7 @@ class LoraConfig:
 
 
 def _lora_module(text: str) -> LoraModule:
-    """An adapter given as NAME=FOLDER or JSON."""
+    """Parses an adapter given as NAME=FOLDER or as JSON."""
     if text.startswith("{"):
         try:
             module = msgspec.json.decode(text, type=analyzed(LoraModule))
@@ -366,9 +367,9 @@ class ExecutionConfig:
     cudagraph_capture_sizes: tuple[int, ...] = ()
     """Sizes, in tokens, of the steps to capture as CUDA graphs: decode steps up to --max-num-seqs,
     steps with prefill or draft tokens up to --max-num-batched-tokens, and passes of block-diffusion
-    models in blocks or canvases. Default: 1, 2, 4, 8, 16 and so on, up to 512 for decode steps, 512
-    (large models) to 2,048 (small ones) for steps with prefill or draft tokens, two blocks per
-    request for passes, and 2,048 tokens of canvases."""
+    models in blocks or canvases. Default: 1, 2, 4, 8, 16 and so on, up to 512 for decode steps; up
+    to 512 (large models) to 2,048 (small ones) for steps with prefill or draft tokens; up to two
+    blocks per request for passes; up to 2,048 tokens for canvases."""
     cpu_threads: int = 0
     """Maximum number of compute threads per rank on CPU; 0 divides the cores among the ranks."""
     cpu_backend: CPUBackend = "auto"
@@ -408,7 +409,7 @@ class EngineConfig:
     weights."""
     tokenizer: str = ""
     """Folder or Hub repository (NAME or NAME@REVISION) of a tokenizer that replaces the model's
-    tokenizer and chat template. The model's own if empty."""
+    tokenizer and chat template. If empty, the model's are used."""
     tensor_parallel_size: int = field(default=1, metadata={"aliases": ("-tp",)})
     """Tensor parallelism: number of ranks that each copy of the model is sharded over."""
     # All ranks process all tokens: the only communication is tensor parallelism's all-reduce.
@@ -420,9 +421,9 @@ class EngineConfig:
     """Device for inference; auto selects cuda if a CUDA device is visible, otherwise cpu."""
     dtype: DType = "auto"
     """Data type of weights, activations and, by default, the KV cache. auto selects the
-    checkpoint's type on CUDA (bfloat16 for float32), and float32 on CPU, or bfloat16 if the
+    checkpoint's type on CUDA (bfloat16 for float32). On CPU, auto selects bfloat16 if the
     checkpoint is stored in it, the CPU supports it (AMX, AVX512_BF16), a measurement at the first
-    start found it faster, and --batch-invariant is off."""
+    start found it faster, and --batch-invariant is off; otherwise float32."""
     max_model_len: int | None = None
     """Maximum context length, prompt plus completion, in tokens; the model's maximum if unset."""
     batch_invariant: bool = False
@@ -430,15 +431,16 @@ class EngineConfig:
     cost of speed."""
     step_timeout_s: float = 10.0
     """Timeout of a step in seconds, or 20 times its predicted duration if that is longer; 0
-    disables it. On timeout the worker's ranks are killed and restarted, and their requests are
+    disables it. On timeout, the worker's ranks are killed and restarted, and their requests are
     resumed on other workers."""
     structured_outputs_backend: StructuredOutputsBackend = "auto"
     """Backend for structured outputs: xgrammar, guidance (llguidance), or auto, which uses xgrammar
     except for JSON schemas (including those of tools) and patterns that only guidance can
     enforce."""
     quantization: Quantization = field(default="auto", metadata={"aliases": ("-q",)})
-    """Quantization of linear weights: fp8 quantizes an unquantized checkpoint while loading it, to
-    half the memory of bfloat16. auto keeps the checkpoint's format (FP8, INT8, AWQ, GPTQ, ...)."""
+    """Quantization of linear weights: fp8 quantizes an unquantized checkpoint while loading it, so
+    that its linear weights take half the memory of bfloat16. auto keeps the checkpoint's format
+    (FP8, INT8, AWQ, GPTQ, ...)."""
     load_format: LoadFormat = "auto"
     """Source of the weights: auto loads the checkpoint's safetensors files, dummy initializes
     random weights for benchmarking."""
@@ -537,12 +539,12 @@ class EngineConfig:
 
     @property
     def uses_mtp(self) -> bool:
-        """Whether the model's MTP head drafts."""
+        """Whether the model's MTP head is used for drafting."""
         return self.speculative is not None and self.speculative.method == "mtp"
 
     def with_options(self, **options: Any) -> EngineConfig:
-        """This configuration with changed values of some options, which have the same names as the
-        CLI's flags."""
+        """This configuration with some options changed. Options have the same names as the CLI's
+        flags."""
         return from_options(EngineConfig, option_values(self) | options)
 
     def with_page_size(self, block_size: int) -> EngineConfig:

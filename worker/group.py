@@ -1,6 +1,6 @@
 """Worker group on Ray: the replica with the frontend, and the rank actors.
 
-The only module in `worker/` that uses Ray. `cluster/app.py` wraps `WorkerGroup` as a Serve
+This is the only module in `worker/` that uses Ray. `cluster/app.py` wraps `WorkerGroup` as a Serve
 deployment whose placement group has one bundle per rank; the replica itself runs in the first
 bundle.
 """
@@ -47,24 +47,25 @@ from worker.protocol.tracing import create_tracing
 logger = logging.getLogger(__name__)
 
 CPUS_PER_RANK = 0.1
-"""Fraction of a core reserved in Ray per rank on CPU; compute threads are set in EngineConfig."""
+"""Fraction of a core that is reserved in Ray per rank on CPU. Compute threads are set in
+EngineConfig."""
 MAX_FAILED_REBUILDS = 3
 """Consecutive failed rebuilds after which the replica reports itself unhealthy, so that Serve
 replaces it."""
 _RENDEZVOUS_POLL_S = 0.02
 LAST_WORDS_S = 1.0
-"""Seconds to wait for the other ranks' errors after a rank has exited."""
+"""Maximum time in seconds to wait for the other ranks' errors after a rank has exited."""
 
 
 class RankActor:
-    """One rank of a group, in a separate process, so that its crash does not affect streams."""
+    """One rank of a group, in a separate process, so that a crash does not affect streams."""
 
     def node(self) -> tuple[str, str]:
         """Id and address of the node on which this process runs."""
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def belong_to(self, model_name: str, worker_id: str) -> None:
-        """Labels the metrics of this rank with its model and worker."""
+        """Labels the metrics of this rank with the model and worker that it belongs to."""
         belong_to(RankOwner(model_name, worker_id, metrics_directory()))
 
     def lead(self, config: EngineConfig, directory: str, host: str = "") -> None:
@@ -86,7 +87,7 @@ class RankActor:
     def follow(
         self, rank: int, config: EngineConfig, directory: str, rendezvous: Rendezvous | None = None
     ) -> None:
-        """Runs a rank other than 0; blocks until it exits. Raises Exception like `lead`."""
+        """Runs a rank other than 0; blocks until it exits. Raises the same exceptions as `lead`."""
         log_as(f"rank {rank}")
         from worker.rank.main import run_rank
 
@@ -94,8 +95,8 @@ class RankActor:
 
 
 class WorkerGroup:
-    """Serves one copy of a model for as long as its replica exists; failed rank groups are
-    rebuilt."""
+    """Serves one copy of a model for as long as its replica exists. Failed rank groups
+    are rebuilt."""
 
     async def __init__(  # type: ignore[misc]  # awaited by Serve
         self,
@@ -107,14 +108,15 @@ class WorkerGroup:
         startup_retry_s: float = 0.0,
         report: StartReport = lambda delay: None,
     ) -> None:
-        """Loads the model on all ranks; a failed startup is retried if it may succeed later.
+        """Loads the model on all ranks. A failed startup is retried if a retry may succeed.
 
         Args:
             config: the engine configuration of each rank.
             model_name: model name for clients; if empty, `config.model`.
             metrics: where to serve this node's metrics.
-            traces_endpoint: URL to export spans to; empty to use OpenTelemetry's variables.
-            startup_retry_s: seconds within which retries may begin, inf for no limit.
+            traces_endpoint: URL to export spans to; if empty, OpenTelemetry's environment variables
+                are used.
+            startup_retry_s: time in seconds within which retries may begin; inf for no limit.
             report: called with the reason whenever startup is delayed.
 
         Raises:
@@ -154,10 +156,10 @@ class WorkerGroup:
     async def attach(
         self, gateway_id: str, worker_id: str, node_id: str = ""
     ) -> AsyncIterator[bytes]:
-        """Yields a SocketOffer, then the gateway's stream of WorkerItems, both as msgpack.
+        """Yields a SocketOffer, then the gateway's stream of WorkerItems, both encoded as msgpack.
 
-        A gateway on this node (`node_id`) only gets the socket's offer. `worker_id` is unused here:
-        the handle has already used it to select this replica.
+        A gateway on this node (`node_id`) only gets the socket's offer. `worker_id` is unused here,
+        since the handle has already used it to select this replica.
         """
         path = self._socket_for(node_id)
         yield msgspec.msgpack.encode(SocketOffer(path))
@@ -171,11 +173,12 @@ class WorkerGroup:
                 yield item
 
     async def submit(self, payload: bytes, worker_id: str) -> bytes:
-        """Handles a SubmitBatch, returns the SubmitReply. `worker_id` is as in `attach`."""
+        """Handles a SubmitBatch; returns the SubmitReply. `worker_id` is unused, as in `attach`."""
         return await self.frontend.submit(payload)
 
     async def hello(self) -> bytes:
-        """No-op: a handle starts its request router on its first call."""
+        """No-op, for handles to call first, since a handle starts its request router on its first
+        call."""
         return b""
 
     async def check_health(self) -> None:
@@ -188,8 +191,8 @@ class WorkerGroup:
             raise RuntimeError(self._broken)
 
     async def __del__(self) -> None:
-        """Called by Serve before the replica exits; stops the ranks, so that they do not fail when
-        it is gone."""
+        """Stops the ranks, so that they do not fail when the replica is gone. Called by Serve
+        before the replica exits."""
         self._starting.cancel()
         if self._supervisor is not None:
             self._supervisor.cancel()
@@ -213,13 +216,14 @@ class WorkerGroup:
         return render(worker_metrics(view, vllm_names=self._vllm_names), content_type)
 
     def _socket_for(self, node_id: str) -> str | None:
-        """Path of the socket for a gateway on that node; None if the gateway is on another."""
+        """Path of the socket for a gateway on that node; None if that is not this node."""
         if node_id != ray.get_runtime_context().get_node_id():
             return None
         return self._server.path
 
     def _start_ranks(self, directory: str) -> Sequence[Coroutine[Any, Any, None]]:
-        """Starts all ranks on `directory`; returns a coroutine per rank that ends with the rank."""
+        """Starts all ranks on `directory`; returns a coroutine per rank that ends when the rank
+        does."""
         on_cuda = self.config.device == "cuda"
         placement_group = get_current_placement_group()
         for rank in range(self.config.tensor_parallel_size):
@@ -251,10 +255,10 @@ class WorkerGroup:
         self._actors.clear()
 
     async def _fetch(self) -> float:
-        """Downloads the checkpoints to this node before any rank is started; returns the seconds
-        spent.
+        """Downloads the checkpoints to this node before any rank is started; returns the time
+        taken, in seconds.
 
-        Ranks on other nodes download their own.
+        Ranks on other nodes download them separately.
         """
         began = time.monotonic()
         await asyncio.to_thread(_fetch_checkpoints, self.config)
@@ -330,9 +334,9 @@ class _Ranks:
 
     @property
     def may_heal(self) -> bool:
-        """Whether a restart of failed ranks may succeed.
+        """Whether restarting failed ranks may succeed.
 
-        It may if a rank was killed: the other ranks' errors are only a consequence.
+        This is the case if a rank was killed, since the other ranks' errors are only a consequence.
         """
         ended = [task.exception() for task in self.tasks if task.done() and not task.cancelled()]
         if any(error is None or isinstance(error, RayActorError) for error in ended):
@@ -340,11 +344,11 @@ class _Ranks:
         return all(may_heal(_cause(error)) for error in ended if error is not None)
 
     async def failure_reason(self) -> str:
-        """Waits for all ranks' errors after one has exited; the most likely root cause is listed
-        last.
+        """Waits for all ranks' errors after one has exited, and returns them. The most likely root
+        cause is listed last.
 
-        A killed rank leaves no error, and the others then fail in their next collective operation:
-        their errors are listed first, followed by ranks that exited without an error.
+        A killed rank leaves no error, and the others then fail in their next collective operation.
+        Their errors are therefore listed first, followed by ranks that exited without an error.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
@@ -365,7 +369,7 @@ class _Ranks:
 async def _common_host(actors: Sequence[Any]) -> str:
     """Rank 0's address if the ranks are on several nodes, otherwise empty.
 
-    Waits until all are scheduled, which may take until another node has joined the cluster.
+    Waits until all ranks are scheduled, which may take until another node has joined the cluster.
     """
     if len(actors) == 1:
         return ""
@@ -388,8 +392,8 @@ async def _run_rank(
 
 
 def _fetch_checkpoints(config: EngineConfig) -> None:
-    """Downloads checkpoints from the Hub, rejecting unsupported ones and LoRA adapters. Raises
-    ValueError."""
+    """Downloads checkpoints from the Hub. Raises ValueError for unsupported checkpoints or LoRA
+    adapters."""
     weights = config.load_format != "dummy"
     model = load_model_config(config.checkpoint, weights=weights, pooling=config.pooling)
     if config.draft_checkpoint:

@@ -65,11 +65,11 @@ class LoRARequest:
     """A LoRA adapter for `LLM.generate`, as in vLLM."""
 
     lora_name: str
-    """Name in error messages."""
+    """Name of the adapter in error messages."""
     lora_int_id: int
-    """Ignored: adapters differ by the content of their files."""
+    """Ignored: adapters are identified by the content of their files."""
     lora_path: str
-    """Folder with the adapter's PEFT files."""
+    """Folder that contains the adapter in PEFT format."""
 
 
 class TokensPrompt(TypedDict):
@@ -77,13 +77,16 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: list[int]
     token_type_ids: NotRequired[list[int]]
-    """Token types of a pair for BERT cross-encoders: 0 for the first text, then 1."""
+    """Token types of a text pair for BERT cross-encoders: 0 for the first text, 1 for the
+    second.
+    """
 
 
 Prompt = str | TokensPrompt
 
 _COMPILE_S = 30.0
-"""CPU time limit for compiling a grammar in seconds; no other clients are waiting."""
+"""CPU time limit for compiling a grammar, in seconds. It is long, since no other clients are
+waiting."""
 _MAX_GRAMMARS = 256
 """Maximum number of compiled grammars in the engine, beyond which all of them are dropped."""
 
@@ -106,12 +109,13 @@ class _Pending:
 
 
 class _OpenChoice(NamedTuple):
-    """An unfinished choice, and the prompts of its call with new output."""
+    """An unfinished choice, and the prompts with new output in its call."""
 
     item: _Pending
     choice: ChoiceState
     grown: dict[int, _Pending]
-    """Prompts of that call with output that has not been yielded yet, by index."""
+    """Prompts of that call with output that has not been yielded yet, by index. Shared by all
+    choices of the call."""
 
 
 class LLM:
@@ -123,7 +127,8 @@ class LLM:
         engine_options: options of EngineConfig and its groups (see `EngineConfig.of`).
 
     Raises:
-        ValueError: an option is invalid, or the model is not on the Hub; the message names it.
+        ValueError: an option is invalid, or the model is not on the Hub; the message names the
+            option or the model.
         RankFailure: a rank failed to start; the root cause is in the message.
     """
 
@@ -149,13 +154,14 @@ class LLM:
         self._grammars: dict[str, None] = {}
         """Keys of the compiled grammars in the engine."""
         self._open: dict[str, _OpenChoice] = {}
-        """Unfinished choices of all calls, by request id: several streams may be read
-        alternately."""
+        """Unfinished choices of all calls, by request id. Several streams may be read
+        alternately.
+        """
         weakref.finalize(self, self._compiler.close)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, loaded on first use: tokenized prompts with `detokenize=False`
-        need none."""
+        """The model's tokenizer. It is loaded on first use, since tokenized prompts with
+        `detokenize=False` need none."""
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self.config.tokenizer_checkpoint)
         return self._tokenizer
@@ -173,8 +179,8 @@ class LLM:
         Args:
             prompts: texts, or `{"prompt_token_ids": [...]}`.
             sampling_params: one for all prompts or one per prompt; None uses the defaults.
-            detokenize: False leaves texts empty (needs no tokenizer; stop strings are not
-                supported).
+            detokenize: False leaves texts empty; needs no tokenizer, but stop strings are not
+                supported.
             lora_request: LoRA adapter; None for the base model.
 
         Raises:
@@ -200,7 +206,7 @@ class LLM:
             pooling_params: parameters of all prompts; None uses the defaults.
 
         Raises:
-            ValueError: the model generates text, or a prompt is too long.
+            ValueError: the model is not a pooling model, or a prompt is too long.
             RankFailure: a rank exited.
         """
         sampling = SamplingParams(pooling=pooling_params or PoolingParams())
@@ -285,7 +291,8 @@ class LLM:
             self._abandon(choices)
 
     def _step(self) -> None:
-        """Runs a step of the engine and passes its tokens to the calls that wait for them."""
+        """Runs a step of the engine and passes its tokens to the calls that are waiting
+        for them."""
         if not self._finalizer.alive:
             raise ValueError("this LLM was closed during generation")
         if not self._core.has_work():
@@ -302,7 +309,7 @@ class LLM:
                     self._core.abort(Abort(request_id=delta.request_id))
 
     def _adapter(self, request: LoRARequest | None) -> AdapterRef | None:
-        """The adapter of a request. Raises ValueError if it is not supported."""
+        """Resolves the adapter of a request. Raises ValueError if it is not supported."""
         if request is None:
             return None
         info = self._core.info
@@ -365,7 +372,8 @@ class LLM:
         return _Pending(index=index, prompt=prompt, token_ids=token_ids, choices=choices)
 
     def _grammar(self, index: int, params: StructuredOutputsParams) -> str:
-        """Compiles a grammar unless the engine has it; returns its key. Raises ValueError."""
+        """Compiles a grammar unless the engine already has it; returns its key.
+        Raises ValueError."""
         key = grammar_key(params)
         if key not in self._grammars:
             try:
@@ -402,7 +410,8 @@ def _assemble(item: _Pending) -> RequestOutput:
 
 
 def _second_text(index: int, prompt: TokensPrompt) -> int:
-    """Index of the first token of type 1; 0 if there is none. Raises ValueError."""
+    """Index of the first token of type 1; 0 if there is none. Raises ValueError if the types are
+    invalid."""
     types = prompt.get("token_type_ids") or [0] * len(prompt["prompt_token_ids"])
     num_first = types.index(1) if 1 in types else len(types)
     if types != [0] * num_first + [1] * (len(prompt["prompt_token_ids"]) - num_first):

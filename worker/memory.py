@@ -10,20 +10,21 @@ import threading
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Options of glibc's mallopt."""
 _THRESHOLDS = (700, 5, 500)
-"""Thresholds of the garbage collector's generations; Python's are (700, 10, 10). Collections of
-young objects stay short and frequent. Full collections traverse all live objects, about 230 per
-request: 120 ms with 600 requests, every few seconds. They are made rare: as tests verify, finished
-requests leave no cycles that only full collections would find."""
+"""Thresholds of the garbage collector's generations; Python's defaults are (700, 10, 10).
+Collections of young objects stay short and frequent. Full collections traverse all live objects,
+about 230 per request: with 600 requests, this takes 120 ms every few seconds. They are therefore
+made rare: as tests verify, finished requests leave no cycles that only full collections would find.
+"""
 _TRIM_S = 60.0
-"""Seconds between two trims: little memory accumulates in a minute. A trim took 8 to 18 ms if
-15,000 blocks (50 MiB) had been freed and 1 ms if none had; it only blocks threads that allocate
-from the same arena."""
+"""Seconds between two trims; little memory accumulates in a minute. A trim took 8 to 18 ms if
+15,000 blocks (50 MiB) had been freed, and 1 ms if none had been. It only blocks threads that
+allocate from the same arena."""
 
 
 def freeze_gc() -> None:
     """Exempts all existing objects from garbage collection, and makes full collections rare.
 
-    Libraries and tokenizers are about a million objects that live as long as the process.
+    Libraries and tokenizers consist of about a million objects that live as long as the process.
     Traversing them took a busy gateway 90 to 130 ms every few seconds, during which no tokens were
     sent.
     """
@@ -33,10 +34,11 @@ def freeze_gc() -> None:
 
 
 def keep_freed_memory(num_bytes: int) -> bool:
-    """Makes malloc keep freed blocks of up to `num_bytes` each, with the same limit per thread.
+    """Makes malloc keep freed blocks of up to `num_bytes` each, and up to that much memory per
+    thread.
 
-    By default, glibc adapts to allocations: after one body of 31 MiB, each thread that had one
-    keeps up to 62 MiB forever.
+    By default, glibc adapts to allocations: after one body of 31 MiB, each thread that allocated
+    one keeps up to 62 MiB forever.
 
     Returns:
         Whether malloc accepted the setting, which requires glibc on Linux.

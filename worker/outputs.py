@@ -35,7 +35,7 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     """Generated tokens, including the EOS or stop token that ended the completion."""
     finish_reason: FinishReason | None = None
-    """Finish reason; None while the completion is running."""
+    """Reason why the completion ended; None while it is running."""
     stop_reason: int | str | None = None
     """Stop token or stop string that ended the completion; None if none did."""
     logprobs: list[dict[int, Logprob]] | None = None
@@ -44,10 +44,10 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     """Sum of the generated tokens' log-probabilities; None unless these are requested."""
     num_rounds: int = 0
-    """Block diffusion: forward passes that decoded positions of the completion's blocks. 0 for
-    other models."""
+    """Block diffusion: number of forward passes that decoded positions of the completion's blocks.
+    0 for other models."""
     num_forwards: int = 0
-    """Block diffusion: all forward passes of the completion. 0 for other models."""
+    """Block diffusion: total number of forward passes of the completion. 0 for other models."""
     pooled: bytes | None = None
     """Vector of a pooling model, little-endian float32; None while it is computed, and for models
     that generate text."""
@@ -69,7 +69,7 @@ class PoolingRequestOutput:
     prompt_token_ids: list[int]
     outputs: PoolingOutput
     num_cached_tokens: int
-    """Cached prompt tokens."""
+    """Number of cached prompt tokens."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -83,19 +83,19 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int
-    """Cached prompt tokens of the first choice."""
+    """Number of cached prompt tokens of the first choice."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """A dict per prompt token, as in `CompletionOutput.logprobs`, and None for the first token;
     None unless requested."""
 
 
 class ChoiceState:
-    """Applies the engine's deltas to one completion, including text and stop strings.
+    """Applies the engine's deltas to one completion, including its text and stop strings.
 
     Args:
         submit: the request as sent to the engine.
         index: index of the choice.
-        tokenizer: None leaves the text empty.
+        tokenizer: detokenizes the output; None leaves the text empty.
     """
 
     def __init__(self, submit: Submit, index: int, tokenizer: Tokenizer | None) -> None:

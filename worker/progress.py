@@ -1,4 +1,4 @@
-"""Progress of a long startup: a bar on a terminal, otherwise a log line per quarter."""
+"""Progress of a long startup, as a bar on a terminal, otherwise as a log line per quarter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 Advance = Callable[[int], None]
-"""Callback with the amount done since the last call."""
+"""Callback that receives the amount done since the last call."""
 
 
 @contextmanager
@@ -32,9 +32,9 @@ def progress(
 
     Args:
         label: description such as "loading weights".
-        total: total amount.
-        amount: `total` as text for log lines.
-        columns: columns of the terminal between the bar and the elapsed time.
+        total: total amount of work.
+        amount: `total` as text, for log lines.
+        columns: progress-bar columns between the bar and the elapsed time.
         show: whether to show progress.
         are_bytes: whether amounts are bytes; log lines then include the rate.
     """
@@ -51,7 +51,7 @@ def progress(
 
 
 class _LoggedProgress:
-    """Logs when each quarter is done."""
+    """Progress that writes a log line when each quarter is done."""
 
     def __init__(self, label: str, total: int, amount: str, are_bytes: bool) -> None:
         self._label = label

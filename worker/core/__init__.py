@@ -1,1 +1,2 @@
-"""Engine core: step loop, scheduler, cache, grammars, executors. Only LocalExecutor uses torch."""
+"""Engine core: step loop, scheduler, cache, grammars and executors. Only LocalExecutor uses
+torch."""

@@ -15,7 +15,7 @@ def check_adapter(folder: str, max_rank: int) -> AdapterCheck:
     which takes about a second per GB of weights the first time.
 
     Args:
-        folder: folder on this node.
+        folder: the adapter's folder on this node.
         max_rank: maximum rank (`--max-lora-rank`).
     """
     try:
@@ -30,7 +30,7 @@ def static_adapters(folders: Mapping[str, str], max_rank: int) -> list[AdapterRe
     """The adapters of `--lora-modules`.
 
     Args:
-        folders: folders on this node, by name.
+        folders: adapter folders on this node, by adapter name.
         max_rank: maximum rank (`--max-lora-rank`).
 
     Raises:

@@ -11,7 +11,7 @@ from worker.plan.plan import AdapterLoad, AdapterRead, AdapterReadResult
 from worker.protocol.adapters import AdapterRef, AdapterTotals
 
 _WEIGHT = 0.2
-"""Weight of the newest read in the moving average of read times."""
+"""Weight of the latest read in the moving average of read times."""
 
 
 class HostCopy(Enum):
@@ -30,7 +30,7 @@ class Adapter:
 
     def __init__(self, key: int, ref: AdapterRef) -> None:
         self.key = key
-        """Number of the version in Plans; never reused."""
+        """Key that identifies this version in Plans; never reused."""
         self.ref = ref
         self.host = HostCopy.ABSENT
         self.slot = 0
@@ -38,9 +38,9 @@ class Adapter:
         self.num_users = 0
         """Number of queued and running requests, which lock the slot."""
         self.num_waiting = 0
-        """Number of requests that wait for a slot."""
+        """Number of requests waiting for a slot."""
         self.fence = 0
-        """Last step that has a row that uses the slot."""
+        """Last step with a row that uses the slot."""
         self.used = 0
         """Sequence number of its last use, which orders adapters for eviction."""
 
@@ -54,7 +54,8 @@ class AdapterPool:
 
     A slot is locked while requests use its adapter and until the last step with one of their rows
     has completed. Of the unlocked slots, the least recently used one is evicted. The copy in host
-    memory is kept for later loads, and evicted in the same order unless requests wait for its load.
+    memory is kept for later loads. Copies are evicted in the same order, unless requests are
+    waiting for them to be loaded.
 
     Args:
         num_slots: number of slots on the device; slots are 1-based.
@@ -67,7 +68,7 @@ class AdapterPool:
         self._num_host_copies = num_host_copies
         self._by_version: dict[str, Adapter] = {}
         self._by_key: dict[int, Adapter] = {}
-        """Adapters with a copy, a slot or a request."""
+        """Adapters that have a copy, a slot or a request, by key."""
         self._slots: dict[int, Adapter | None] = dict.fromkeys(range(1, num_slots + 1))
         self._completed = 0
         self._num_uses = 0
@@ -78,7 +79,7 @@ class AdapterPool:
         """Slots of the loads in the next Plan, by key."""
 
     def find(self, ref: AdapterRef) -> Adapter:
-        """The adapter of a newly arrived request, which is about to wait for it or use it."""
+        """The adapter that a newly arrived request will wait for or use."""
         adapter = self._by_version.get(ref.version)
         if adapter is None:
             self._num_keys += 1
@@ -87,7 +88,7 @@ class AdapterPool:
         return adapter
 
     def of_key(self, key: int) -> Adapter | None:
-        """The adapter with a key; None if it has been forgotten."""
+        """The adapter whose key is `key`; None if it has been removed."""
         return self._by_key.get(key)
 
     def use(self, adapter: Adapter) -> None:
@@ -97,7 +98,8 @@ class AdapterPool:
         self._touch(adapter)
 
     def release(self, adapter: Adapter, fence: int) -> None:
-        """Ends a use; `fence` is the last step with a row of the request, 0 if there is none."""
+        """Ends a request's use of the adapter; `fence` is the last step with a row of the request,
+        0 if there is none."""
         assert adapter.num_users > 0, "released more often than used"
         adapter.num_users -= 1
         adapter.fence = max(adapter.fence, fence)
@@ -110,7 +112,7 @@ class AdapterPool:
         self._forget_if_unused(adapter)
 
     def read(self, adapter: Adapter) -> bool:
-        """Starts to read an adapter to host memory, evicting a copy if there are too many.
+        """Starts reading an adapter into host memory, evicting a copy if there are too many.
 
         Returns:
             Whether the adapter is in host memory or being read; False if there is no room.
@@ -185,7 +187,8 @@ class AdapterPool:
             self._drop_copy(adapter)
 
     def take(self, seq: int) -> tuple[list[AdapterRead], list[int], list[AdapterLoad]]:
-        """The reads, drops and loads of Plan `seq`, decided since the previous Plan."""
+        """Returns the reads, drops and loads decided since the previous Plan, to be sent with Plan
+        `seq`."""
         reads, drops = list(self._reads.values()), self._drops
         loads = [AdapterLoad(slot, key) for key, slot in self._loads.items()]
         for key in self._loads:
@@ -195,7 +198,11 @@ class AdapterPool:
         return reads, drops, loads
 
     def load(self, num_waiting: int) -> AdapterTotals:
-        """Adapters and totals for a report, with the number of waiting requests."""
+        """The adapters on the device and in host memory, and totals, for a report.
+
+        Args:
+            num_waiting: number of requests waiting for an adapter.
+        """
         known = self._by_version.items()
         return replace(
             self.totals,
@@ -218,11 +225,12 @@ class AdapterPool:
         assert all(self._by_key[a.key] is a for a in self._by_version.values())
 
     def _is_idle(self, adapter: Adapter) -> bool:
-        """Whether its slot can be given to another adapter."""
+        """Whether the adapter's slot can be given to another adapter."""
         return not adapter.num_users and adapter.fence <= self._completed
 
     def _is_copy_needed(self, adapter: Adapter) -> bool:
-        """Whether requests wait for its copy in host memory to be loaded."""
+        """Whether requests are waiting for the adapter to be loaded from its copy in
+        host memory."""
         return not adapter.slot and adapter.num_waiting > 0
 
     def _touch(self, adapter: Adapter) -> None:
@@ -236,7 +244,7 @@ class AdapterPool:
         self._forget_if_unused(adapter)
 
     def _drop_copy(self, adapter: Adapter) -> None:
-        """Evicts a copy from host memory. A slot with the adapter stays."""
+        """Evicts a copy from host memory. An adapter that also has a slot keeps the slot."""
         if self._reads.pop(adapter.key, None) is None:
             self._drops.append(adapter.key)
             if adapter.host is HostCopy.READING:
@@ -245,7 +253,8 @@ class AdapterPool:
         self._forget_if_unused(adapter)
 
     def _retire(self, adapter: Adapter) -> None:
-        """Makes later requests of this version read it again, with a new key."""
+        """Removes a version of an adapter, so that later requests for it read it again, with a new
+        key."""
         del self._by_version[adapter.ref.version]
 
     def _is_unused(self, adapter: Adapter) -> bool:

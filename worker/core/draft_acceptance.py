@@ -8,7 +8,8 @@ from worker.protocol.messages import StepShape
 from worker.protocol.step_time import StepCosts
 
 REQUEST_ROWS = 20.0
-"""Window of a request's statistics, in rows: acceptance varies a lot from row to row."""
+"""Window of a request's statistics, in rows. Short windows are noisy, since acceptance varies a
+lot from row to row."""
 COMMON_ROWS, RARE_ROWS = 50.0, 10.0
 """Window of the statistics over all requests, in rows; the second applies to rows of a kind that
 rarely drafts, so that each of them counts more."""
@@ -16,7 +17,7 @@ PRIOR_DRAFTS, PRIOR_ROWS = 8.0, 2.0
 """Weight of a request's priors: of the rate, in drafts (about one row), and of the gain, in
 rows."""
 FIRST_GAIN = 0.5
-"""Prior of a row's gain, in tokens, before any drafts: large enough for a first attempt."""
+"""Prior of a row's gain, in tokens, before any drafts: large enough that requests try drafting."""
 FIRST_WAIT, LONGEST_WAIT = 4, 512
 """Initial and maximum number of steps until a request whose drafts were rejected drafts again."""
 
@@ -52,17 +53,23 @@ class BatchRecord:
     def __init__(self) -> None:
         self.gain = CommonGain()
         self.num_with_drafts = 0
-        """Number of steps since the last one that had a row without drafts."""
+        """Number of consecutive steps, up to the latest one, in which all rows had drafts."""
         self._tokens = self._seconds = 0.0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """Adds one step: its number of tokens, and its predicted seconds without prefill."""
+        """Adds one step.
+
+        Args:
+            num_tokens: number of tokens generated.
+            seconds: predicted duration without prefill.
+        """
         keep = 1.0 - 1.0 / COMMON_ROWS
         self._tokens = keep * self._tokens + num_tokens
         self._seconds = keep * self._seconds + seconds
 
     def tokens_per_s(self, costs: StepCosts, num_rows: int) -> float:
-        """Tokens per second in these steps; before the first one, the prediction without drafts."""
+        """Tokens per second in these steps; before the first one, the predicted rate without
+        drafts."""
         if self._seconds:
             return self._tokens / self._seconds
         return num_rows / max(costs.step(StepShape(decode_rows=num_rows)), 1e-9)

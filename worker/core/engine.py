@@ -28,7 +28,8 @@ class EngineCore:
         depth 1   schedule 1 │ launch 1 │ schedule 2 │ launch 2 │ result 1 │ apply 1 │ …
 
     A Plan that samples under a grammar is sent without masks, which depend on the previous step.
-    They are sent as soon as no earlier step is in flight; the forward pass runs in the meantime:
+    The masks are sent as soon as no earlier step is in flight; the forward pass runs in the
+    meantime:
 
         depth 0   launch 1 │ masks 1 │ result 1 │ apply 1 │ launch 2 │ masks 2 │ …
         depth 1   launch 1 │ masks 1 │ launch 2 │ result 1 │ apply 1 │ masks 2 │ launch 3 │ …
@@ -36,10 +37,11 @@ class EngineCore:
     On CPU, no step is queued after one that computes part of a prompt, at any depth. Such a step
     takes much longer than scheduling, so overlap would gain little, and a request that arrives
     while it runs would have to wait for another whole step instead of joining the next one. A GPU
-    computes prompts in little more time than the host takes to launch them, and would idle between
-    them. On GPUs, steps therefore overlap with prefill steps, too (`Executor.overlaps_prompts`).
+    takes little more time to compute prompts than the host takes to launch them, and would idle
+    between them. On GPUs, steps therefore overlap with prefill steps, too
+    (`Executor.overlaps_prompts`).
 
-    In block diffusion, the next step depends on the running blocks that this step completes. At
+    In block diffusion, the next step depends on which running blocks this step completes. At
     depth 1, it is launched ahead if ranks can correct its rows themselves; otherwise, it is
     launched as soon as the result is applied, before the report:
 
@@ -71,7 +73,9 @@ class EngineCore:
         self._launches_before_report = info.block_size > 1 and self._overlap_depth > 0
         self._in_flight: deque[AwaitResult] = deque()
         self._prompt_launched = False
-        """Whether the last launched step computes part of a prompt and must not be overlapped."""
+        """Whether the last launched step computes part of a prompt and no step may overlap with
+        it.
+        """
         self._masks_due: Plan | None = None
         """The last launched Plan while it waits for masks; otherwise None."""
         self.grammars = GrammarStore(info)
@@ -124,7 +128,7 @@ class EngineCore:
             self._guided.add(request_id, attempt, grammar)
 
     def close(self) -> None:
-        """Ends the grammar threads. The caller closes the executor."""
+        """Stops the grammar threads. The caller closes the executor."""
         self.grammars.close()
 
     def has_work(self) -> bool:
@@ -135,8 +139,8 @@ class EngineCore:
         """Launches the next step if allowed, collects the oldest result if due, and reports.
 
         Args:
-            take_in: passes new batches to `receive`; called before a step that is launched between
-                a result and its report (block diffusion).
+            take_in: receives new batches and passes them to `receive`; called before a step that is
+                launched between a result and its report (block diffusion).
 
         Raises:
             RankFailure: a rank failed or exited.
@@ -156,7 +160,8 @@ class EngineCore:
         return report
 
     def report(self) -> StepReport:
-        """Report of everything since the last one, with the current load; runs no step."""
+        """Returns a report of everything since the last one, with the current load. Runs no
+        step."""
         if self._guided is not None:
             self._guided.drop(self.scheduler.take_unguided())
         report = self.scheduler.take_report()
@@ -164,7 +169,8 @@ class EngineCore:
         return report
 
     def _launch(self) -> bool:
-        """Launches the next step; False if there is nothing to do before the next result."""
+        """Launches the next step; returns False if there is nothing to do before the next
+        result."""
         plan = self.scheduler.schedule()
         if plan is None:
             return False

@@ -26,8 +26,8 @@ class Executor(ABC):
     """
 
     max_overlap_depth: int
-    """Maximum useful number of steps to launch ahead of the one whose result is awaited. Set by
-    `start`."""
+    """Maximum number of steps that are worth launching ahead of the one whose result is awaited.
+    Set by `start`."""
     overlaps_prompts = False
     """Whether steps may also be launched ahead of a prefill step's result. Set by `start`."""
 
@@ -44,7 +44,7 @@ class Executor(ABC):
 
     @abstractmethod
     def drafts(self, seq: int) -> list[list[int]]:
-        """Drafts of each masked row of Plan `seq`, the last launched one.
+        """Returns the drafts of each masked row of Plan `seq`, the last launched one.
 
         Must be called once, before `sample` and while no earlier step is in flight.
         """

@@ -26,7 +26,7 @@ def create_executor(
     """Creates the executor for the configured device and model.
 
     Many steps of a block-diffusion model wait for the device between rounds, which would block a
-    scheduler in the same process: so rank 0's step runs in its own process, as on CPU.
+    scheduler in the same process. Rank 0's steps therefore run in a separate process, as on CPU.
 
     Args:
         config: the group's engine configuration.

@@ -41,7 +41,8 @@ class LocalExecutor(Executor):
         self._rank = Rank(config)
 
     def start(self) -> EngineInfo:
-        """Loads rank 0's shard in parallel with the others; all have equally many pages."""
+        """Loads rank 0's shard while the other ranks load theirs. All ranks have the same number of
+        pages."""
         salt = begin_salt(self._config)
         with self._naming_failed_peer():
             device = select_device(self._config, 0)
@@ -67,13 +68,14 @@ class LocalExecutor(Executor):
         return info
 
     def launch(self, plan: Plan) -> AwaitResult:
-        """Sends the Plan to the other ranks, and launches everything that does not need masks."""
+        """Sends the Plan to the other ranks, and launches the part of the step that needs
+        no masks."""
         self._others.send(PlanMessage(plan=plan))
         with self._naming_failed_peer():
             return self._naming_failed_peer()(self._rank.launch(plan).result)
 
     def drafts(self, seq: int) -> list[list[int]]:
-        """Drafts of rank 0 for the step that waits for masks."""
+        """Returns rank 0's drafts for the step that waits for masks."""
         return self._rank.drafts(seq)
 
     def sample(self, seq: int, masks: bytes) -> None:
@@ -108,7 +110,7 @@ class LocalExecutor(Executor):
             raise
 
     def close(self) -> None:
-        """Stops all ranks and frees the device's memory."""
+        """Stops all ranks and frees device memory."""
         # NCCL needs all ranks to leave a group together. The others are stopped first, and killed
         # after a timeout.
         self._others.stop()

@@ -37,10 +37,11 @@ class ProcessExecutor(Executor):
         self._group = RankGroup(config, directory, range(config.tensor_parallel_size), spawn, host)
         self._is_cuda = False
         self._last_ahead = 0
-        """Number of the last Plan if its step may be a round ahead; otherwise 0."""
+        """Number of the last Plan if its step may be one round ahead; otherwise 0."""
 
     def start(self) -> EngineInfo:
-        """Waits until all ranks have loaded their shards; all have equally many pages."""
+        """Waits until all ranks have loaded their shards. All ranks have the same number
+        of pages."""
         salt = begin_salt(self._config)
         hellos = list(self._group.collect_hellos().values())
         info = build_engine_info(self._config, hellos, salt())

@@ -21,7 +21,7 @@ from worker.protocol.text.end_tokens import tokenizer_eos_token_id
 
 
 def begin_salt(config: EngineConfig) -> Callable[[], str]:
-    """Starts hashing the checkpoint's files for the salt of block hashes while ranks load them.
+    """Starts hashing the checkpoint's files for the salt of block hashes, while ranks load them.
 
     Returns:
         Function that waits for the salt; it raises the errors of `load_model_config`.
@@ -48,7 +48,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
 
     Args:
         config: the group's engine configuration.
-        hellos: one per rank.
+        hellos: hello messages, one per rank.
         salt: identifies the checkpoint in block hashes.
 
     Raises:
@@ -104,8 +104,8 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
 def _max_total_tokens(
     config: EngineConfig, num_pages: int, groups: PageGroups, *, num_ahead: int
 ) -> int:
-    """Number of tokens of one request that fit in a cache of `num_pages` pages, excluding the
-    `num_ahead` positions after it; raises ValueError if none fit."""
+    """Maximum number of tokens of one request that fit in a cache of `num_pages` pages, excluding
+    the `num_ahead` positions after them. Raises ValueError if none fit."""
     page_size, most = config.cache.page_size, config.scheduling.max_num_batched_tokens
     max_total_tokens = groups.max_tokens(num_pages, page_size, most) - num_ahead
     if max_total_tokens < 1:
@@ -117,7 +117,7 @@ def _max_total_tokens(
 
 
 def _lora(config: EngineConfig) -> dict[str, Any]:
-    """Fields about LoRA adapters; empty if they are disabled."""
+    """Fields of EngineInfo about LoRA adapters; empty if they are disabled."""
     lora = config.lora
     if lora is None:
         return {}
@@ -154,7 +154,8 @@ def _eos_token_ids(config: EngineConfig, model: ModelConfig, vocab_size: int) ->
 
 
 def start_of(info: EngineInfo) -> Start:
-    """The Start message: all ranks allocate the same number of pages, including the dummy page."""
+    """Creates the Start message. All ranks allocate the same number of pages, including the dummy
+    page."""
     return Start(num_pages=info.num_pages + 1, num_host_pages=info.num_host_pages)
 
 
@@ -168,7 +169,7 @@ def _processes(hellos: Sequence[Hello]) -> dict[str, int]:
 
 
 def slowest(ranks: Sequence[Hello | Ready]) -> dict[str, float]:
-    """Seconds of each phase on its slowest rank, for which the other ranks wait."""
+    """Duration of each phase on its slowest rank, which the other ranks wait for, in seconds."""
     times: dict[str, float] = {}
     for rank in ranks:
         for phase, seconds in rank.startup.items():

@@ -31,7 +31,8 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
 
     Connects to the frontend's socket, receives SubmitBatches, and sends one EngineInfo when all
     ranks are ready, then a StepReport per step. The caller starts the other ranks; `host` is this
-    node's address if ranks are on several nodes. Returns when the frontend closes the connection.
+    node's address if ranks are on several nodes, otherwise empty. Returns when the frontend closes
+    the connection.
 
     Raises:
         RankFailure: a rank exited; the message includes its last error.
@@ -53,7 +54,7 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
 
 
 def _fingerprint(model: str, info: EngineInfo) -> TokenizerFingerprint | None:
-    """Fingerprint of this worker's tokenizer. The tokenizer may be large, so it is not kept in
+    """Fingerprint of this worker's tokenizer, which may be large and is therefore not kept in
     memory."""
     try:
         tokenizer = load_tokenizer(model)
@@ -66,7 +67,7 @@ class _Loop:
     """Alternates between frontend and engine; blocks while idle.
 
     Every message from the frontend is answered by a report, which states whether another one will
-    follow. A missing report therefore means that a rank or this process hangs.
+    follow. A missing report therefore means that a rank or this process has hung.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class _Loop:
                 self._frontend.flush()
 
     def _take_in(self) -> bool:
-        """Receives pending messages of the frontend without waiting; returns whether there were
+        """Receives pending messages from the frontend without waiting; returns whether there were
         any."""
         payloads = self._frontend.read(wait=False)
         for payload in payloads:

@@ -19,9 +19,9 @@ from worker.plan.messages import Failure, FromRank, Hello, Ready, Stop, ToRank
 from worker.plan.rendezvous import Rendezvous, RendezvousHost
 
 LAST_WORD_MS = 1000
-"""Maximum milliseconds to wait for the last message of an exiting rank, or for the exit of another.
-A killed process closes its sockets first, and ranks have a low priority, so on a loaded machine it
-may exit much later."""
+"""Maximum time in milliseconds to wait for the last message of an exiting rank, or for another rank
+to exit. A killed process closes its sockets first, and ranks have a low priority, so on a loaded
+machine the process may exit much later."""
 
 
 class RankGroup:
@@ -49,7 +49,7 @@ class RankGroup:
         self._rendezvous = RendezvousHost(host, len(self._ranks)) if host else None
         self._channel = CoordinatorChannel(directory, self._ranks, self._rendezvous)
         self.send: Callable[[ToRank], None] = self._channel.send
-        """Sends to all ranks without waiting."""
+        """Sends a message to all ranks without waiting."""
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._is_connected = False
         """Whether every rank has sent its hello."""
@@ -90,7 +90,7 @@ class RankGroup:
         return readies
 
     def receive(self) -> FromRank:
-        """The next message of any rank. Raises RankFailure if a rank failed or exited."""
+        """Returns the next message from any rank. Raises RankFailure if a rank failed or exited."""
         messages = self._channel.messages
         while not messages:
             # Before a child is connected, its exit can only be detected from its process.
@@ -134,7 +134,7 @@ class RankGroup:
         raise RankFailure("\n".join([*words, *([deaths] if deaths else [])]), heals=heals)
 
     def _describe_deaths(self) -> str:
-        """Children that were killed by a signal, one line each."""
+        """Descriptions of the children that were killed by a signal, one line each."""
         lines = []
         for rank, child in self._children.values():
             code = child.poll()
@@ -150,7 +150,7 @@ class RankGroup:
             self.send(Stop())
 
     def close(self) -> None:
-        """Stops all ranks; kills children that do not exit when requested."""
+        """Stops all ranks, and kills children that do not exit on request."""
         if self._closed:
             return
         self.stop()

@@ -75,7 +75,7 @@ class IllegalMove(RuntimeError):
 class Request:
     """A submitted request: parameters, tokens, and progress.
 
-    Records that belong to single parts of the scheduler are in `worker.core.request_records`.
+    Records that only one part of the scheduler uses are in `worker.core.request_records`.
 
     Positions of its token row while steps are in flight:
 
@@ -85,7 +85,7 @@ class Request:
     Args:
         submit: the original message.
         arrival: sequence number among the requests of the scheduler; lower is older.
-        arrived_s: arrival at the gateway, by the scheduler's clock in seconds.
+        arrived_s: time of arrival at the gateway, in seconds on the scheduler's clock.
         max_total_tokens: maximum number of tokens of prompt plus completion on this worker.
         eos_token_ids: the model's EOS tokens.
         block_size: tokens per block in block diffusion; 1 for an autoregressive model.
@@ -156,7 +156,7 @@ class Request:
         self.tenant = submit.tenant
         self.sampling = submit.sampling
         self.is_pooled = submit.sampling.pooling is not None
-        """Whether it returns a vector, and ends when its last token is computed."""
+        """Whether the request returns a vector and ends when its last token is computed."""
         self.second_text = submit.second_text
         """Index of the first token of a pair's second text; 0 if there is none."""
         self.seed = submit.sampling.seed if submit.seed is None else submit.seed
@@ -176,21 +176,23 @@ class Request:
             self.limit = min(self.limit, self.num_prompt + self.sampling.max_tokens)
         eos = () if self.sampling.ignore_eos else eos_token_ids
         self.end_token_ids = _end_tokens(tuple(eos), self.sampling.stop_token_ids)
-        """EOS and stop tokens of the request."""
+        """EOS and stop tokens that end the request."""
         self.block_size = block_size
         self.has_canvases = has_canvases
         self._begin(arrived_s, arrived_s + submit.waited_ms / 1e3, submit.slo)
 
     def _begin(self, arrived_s: float, queued_s: float, slo: Slo | None) -> None:
-        """Initializes the state that changes from step to step, and the records of other parts."""
+        """Initializes the state that changes from step to step, and the records of other parts of
+        the scheduler."""
         self.state = RequestState.WAITING
         self.level = self.priority
-        """Urgency, 0 to 9: the priority, raised near a deadline; fixed at admission while the
+        """Urgency, 0 to 9: the priority, raised near a deadline. Fixed at admission while the
         request runs."""
         self.lease: Lease | None = None
         """Slot and cache pages; None unless RUNNING."""
         self.adapter: Adapter | None = None
-        """Its adapter while the request waits for it or uses it (`AdapterGate`)."""
+        """The request's LoRA adapter while the request waits for it or uses it (`AdapterGate`);
+        otherwise None."""
         self.num_prefill = len(self.token_ids)
         """Number of known tokens at the last admission (or when queued); prefill ends when they are
         computed."""
@@ -203,23 +205,25 @@ class Request:
         """Number of drafts in flight: up to this many may be added to `num_placeholders` and
         `num_computed`."""
         self.num_cached = -1
-        """Number of cached prompt tokens at the first admission; -1 before."""
+        """Number of cached prompt tokens at the first admission; -1 before that."""
         self.num_charged = self.num_output
-        """Number of generated tokens for which its tenant has been charged, by this worker or an
-        earlier one."""
+        """Number of generated tokens for which the request's tenant has been charged, by this
+        worker or an earlier one."""
         self.error: str | None = None
         """Message of the error that ends the request; None if there is none."""
         self.rejection: Rejection | None = None
         """Response to the client if the request ends with an error that is not the worker's
         fault."""
         self.grammar: GrammarStatus | None = None
-        """Last reported status of its grammar, set before the first admission; None if it has no
-        grammar."""
+        """Last reported status of the request's grammar, set before the first admission; None if it
+        has no grammar."""
         self.speculation: RequestRecord | None = None
-        """Acceptance of its drafts; None until the speculation gate first decides on it."""
+        """Acceptance of the request's drafts; None until the speculation gate first considers
+        it.
+        """
         self.times = RequestTimes(arrived_s, queued_s, slo, num_resumed=self.num_output)
         self.tpot_s = inf
-        """Target of its SLO in seconds per output token; infinite if there is none."""
+        """Target of the request's SLO, in seconds per output token; infinite if it has none."""
         if slo is not None and slo.tpot_ms is not None:
             self.tpot_s = slo.tpot_ms / 1e3
         self.queue_entry = QueueEntry()
@@ -264,12 +268,13 @@ class Request:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Finish reason in the API's words; None while the request has not ended."""
+        """Finish reason as named by the API; None while the request has not ended."""
         return _FINISH_REASONS.get(self.state)
 
     @property
     def ended_by_grammar(self) -> bool:
-        """Whether it ended because its grammar was complete rather than by an EOS token."""
+        """Whether the request ended because its grammar was complete rather than by an
+        EOS token."""
         return (
             self.state is RequestState.FINISHED_STOPPED
             and self.grammar is not None
@@ -279,7 +284,8 @@ class Request:
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """Whether the whole prompt must be computed, cached or not, for prompt log-probabilities.
+        """Whether the whole prompt must be computed, even if it is cached, for prompt
+        log-probabilities.
 
         They are complete when the first token is sampled. If there are tokens from an earlier
         attempt, the gateway already has them.
@@ -288,7 +294,8 @@ class Request:
 
     @property
     def due_s(self) -> float:
-        """Deadline of its next token by the scheduler's clock; infinite if it has no SLO."""
+        """Deadline of the next token on the scheduler's clock, in seconds; infinite if there is no
+        SLO."""
         return self.times.due_s(self.num_output)
 
     @property
@@ -309,7 +316,8 @@ class Request:
             )
 
     def give_up_adapter(self, problem: str) -> None:
-        """Sets the error of reading its LoRA adapter as the error that ends the request."""
+        """Sets the error that occurred when reading the LoRA adapter as the error that ends the
+        request."""
         assert self.adapter_ref is not None
         self.error = f"LoRA adapter {self.adapter_ref.name} could not be loaded: {problem}"
         self.rejection = Rejection(
@@ -317,7 +325,7 @@ class Request:
         )
 
     def check_invariants(self, page_size: int) -> None:
-        """Asserts that its counts are consistent with its state and lease."""
+        """Asserts that the request's counts are consistent with its state and lease."""
         assert (self.lease is not None) == (self.state is RequestState.RUNNING)
         assert self.num_prompt > 0
         assert self.num_computed >= 0
@@ -336,6 +344,6 @@ class Request:
 
 @lru_cache(maxsize=8)
 def _end_tokens(eos: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> frozenset[int]:
-    """Set of EOS and stop tokens, shared by all completions of a request: 1,024 tokens take 64
-    KiB."""
+    """Set of EOS and stop tokens, shared by all completions of a request, since a set of 1,024
+    tokens takes 64 KiB."""
     return frozenset((*eos, *stop_token_ids))

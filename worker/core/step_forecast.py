@@ -12,18 +12,20 @@ _MIN_OBSERVATIONS = 20
 _FIRST_SOLVED = 16
 """Number of observations before the coefficients are computed for the first time."""
 _SOLVED_EVERY_S = 0.05
-"""Total duration of observed steps after which the coefficients are computed again. That takes half
-a millisecond, 1 % of this duration. The first long prompt thus suffices to predict the next one."""
+"""Total duration of observed steps, in seconds, after which the coefficients are computed again.
+That takes half a millisecond, 1 % of this duration. The first long prompt thus suffices to predict
+the next one."""
 _DECODES, _DRAFTS = 16, 4
 """Sampling of steps without prefill, which are many and similar: 1 in 16 is observed, or 1 in 4 of
 those with drafts, which vary more. An observation takes 10 us, the shortest steps take 100 us.
 Until predictions start, all steps are observed."""
 FACTOR = 20.0
-"""Multiple of its predicted time after which a step counts as hung: a factor of 2 for the model's
-error and 10 for a shared machine."""
+"""Multiple of its predicted time after which a step counts as hung: a factor of 2 for the error of
+the prediction, times 10 for a shared machine."""
 FIRST_FACTOR = 6.0
-"""Multiple of the timeout for a step larger than any before, for which kernels may be compiled: a
-few kernels per model, some seconds each. With a timeout of ten seconds, this is a minute."""
+"""Multiple of the timeout that is allowed for a step larger than any before, since kernels may be
+compiled: a few kernels per model, some seconds each. With a timeout of ten seconds, this is a
+minute."""
 
 
 class StepForecast:
@@ -39,7 +41,7 @@ class StepForecast:
         self.is_ready = False
         """Whether enough steps have been observed to make predictions."""
         self.costs: StepCosts = self._model.costs
-        """The last computed coefficients; initially a prior for any engine."""
+        """The last computed coefficients; initially a prior that suits any engine."""
         self._unsolved_s = -math.inf
         """Total duration of the steps observed since the coefficients were last computed; minus
         infinity until they are first computed, after `_FIRST_SOLVED` observations or with the first
@@ -49,11 +51,11 @@ class StepForecast:
         """Number of observed steps: all steps with prefill and a sample of the others (see
         `observe`)."""
         self._num_drafting = 0
-        """Number of steps with drafts; the first ones are all observed, and the coefficients are
+        """Number of steps with drafts. The first ones are all observed, and the coefficients are
         computed immediately."""
         self._max_prompts = self._max_decodes = 0
-        """Maximum number of prompt tokens, and of decoding requests plus drafts, in any step so
-        far."""
+        """Maximum number of prompt tokens, and maximum number of decoding requests plus drafts, in
+        any step so far."""
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Records the duration of the last step; repeated and empty steps are ignored."""
@@ -80,9 +82,9 @@ class StepForecast:
             self.costs = self._model.costs
 
     def limit_s(self, shape: StepShape, timeout_s: float, num_passes: int = 1) -> float:
-        """Seconds after which a step is considered hung.
+        """Time in seconds after which a step is considered hung.
 
-        Longer for the first hundreds of steps, and for a step with more prompt tokens, or more
+        Longer for the first few hundred steps, and for a step with more prompt tokens, or more
         decoding requests and drafts, than any before: kernels may still be compiled.
 
         Args:
@@ -99,8 +101,8 @@ class StepForecast:
         return max(limit, FIRST_FACTOR * timeout_s) if is_new else limit
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float | None:
-        """Predicted seconds to prefill `num_tokens` after `num_cached`; None before predictions
-        start."""
+        """Predicted time to prefill `num_tokens` tokens after `num_cached` cached ones, in seconds;
+        None before predictions start."""
         if not self.is_ready:
             return None
         return self.costs.prefill(num_tokens, num_cached)
@@ -111,7 +113,7 @@ class StepForecast:
         Args:
             seconds: time added to the step.
             num_cached: number of positions of the prompt that are already computed.
-            scored: whether log-probabilities of all its tokens are requested.
+            scored: whether log-probabilities of all prompt tokens are requested.
         """
         if not self.is_ready:
             return math.inf
@@ -123,14 +125,14 @@ class StepForecast:
         return 2.0 * seconds / (linear + root) if root else math.inf
 
     def decode_part(self, num_rows: int, context: int, num_prompt_tokens: int) -> float:
-        """Fraction (0 to 1) of a step's time that decodes take next to the prefill of the step.
+        """Fraction (0 to 1) of a step's time that decodes take alongside the prefill of the step.
 
         0 before predictions start, and if decodes take less than the constant time per step, which
         a separate step for them would add.
 
         Args:
             num_rows: number of decoding requests.
-            context: sum of the positions that they attend to.
+            context: total number of positions that they attend to.
             num_prompt_tokens: number of prompt tokens in the step.
         """
         if not self.is_ready:
@@ -142,8 +144,8 @@ class StepForecast:
         return decodes / (costs.constant + costs.prefill(num_prompt_tokens) + decodes)
 
     def first_token_s(self, num_tokens: int) -> float:
-        """Predicted seconds from admission to the first token of a request with `num_tokens` to
-        compute; 0 before predictions start.
+        """Predicted time from admission to the first token of a request with `num_tokens` to
+        compute, in seconds; 0 before predictions start.
 
         The prefill is assumed to take several steps, each with the same decodes as the last step.
         """

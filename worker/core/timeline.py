@@ -1,4 +1,5 @@
-"""Timeline of steps: phases of the coordinator and of rank 0, and its idle gaps.
+"""Timeline of steps: phases of the coordinator and of rank 0, including the times at which rank 0
+is idle.
 
     coordinator   schedule │ broadcast │ collect (waits) │ process │ deliver │ schedule …
     rank 0                    bubble │ prepare │ forward │ sample │ bubble │ prepare …
@@ -30,18 +31,19 @@ class StepRecord(NamedTuple):
     seq: int
     num_tokens: int
     scheduling: float
-    """The coordinator starts to schedule the step."""
+    """Time at which the coordinator starts to schedule the step."""
     scheduled: float
     launched: float
-    """The Plan has been sent and, on CUDA, launched on rank 0's device."""
+    """Time at which the Plan has been sent and, on CUDA, launched on rank 0's device."""
     rank: RankTimes
     awaited: float
-    """The coordinator starts to wait for the result."""
+    """Time at which the coordinator starts to wait for the result."""
     collected: float
     processed: float
-    """The result is applied and the report created."""
+    """Time at which the result has been applied and the report created."""
     bubble: float
-    """Seconds that rank 0 idled between the previous step and this one; 0 if there was no work."""
+    """Time that rank 0 idled between the previous step and this one, in seconds; 0 if there was no
+    work."""
 
 
 class _Launch(NamedTuple):
@@ -58,7 +60,7 @@ class _Collected(NamedTuple):
 
 
 class Timeline:
-    """Records the phases of every step, in a few microseconds each.
+    """Records the phases of every step, which takes a few microseconds per step.
 
     Args:
         clock: CLOCK_MONOTONIC in seconds (`time.monotonic`), which is the same for all processes of
@@ -75,7 +77,8 @@ class Timeline:
         """Result that is being processed; None if there is none."""
         self._entered = 0.0
         self._left: float | None = None
-        """Time at which the coordinator last left the engine's work; None if idle since."""
+        """Time at which the coordinator last stopped working for the engine; None if it has been
+        idle since."""
         self._rank_finished: float | None = None
 
     def totals(self) -> StepTimes:
@@ -83,7 +86,7 @@ class Timeline:
         return msgspec.structs.replace(self._totals)
 
     def enter(self) -> None:
-        """Records that the coordinator begins the engine's work."""
+        """Records that the coordinator starts working for the engine."""
         now = self._entered = self.now()
         if self._left is not None:
             self._totals.deliver += now - self._left
@@ -99,8 +102,8 @@ class Timeline:
         self._collected = _Collected(result, awaited, self.now())
 
     def leave(self, *, idle: bool) -> None:
-        """Records that the coordinator leaves the engine's work, with the collected result
-        processed; `idle` if there is no work left."""
+        """Records that the coordinator stops working for the engine, after processing the collected
+        result. `idle` is set if there is no work left."""
         now = self.now()
         if self._collected is not None:
             self._add(*self._collected, now)
@@ -110,7 +113,7 @@ class Timeline:
             self._rank_finished = None
 
     def _add(self, result: StepResult, awaited: float, collected: float, processed: float) -> None:
-        """Adds the oldest step to the totals and records, if its rank has measured it."""
+        """Adds the oldest step to the totals and records, if its rank has measured the times."""
         launch, rank = self._launches.popleft(), result.times
         if rank is None:
             return

@@ -1,1 +1,2 @@
-"""Frontend of a worker: an asyncio process between gateways and the engine. Imports no torch."""
+"""Frontend of a worker: connects gateways to the engine, on the worker's event loop. Imports no
+torch."""

@@ -15,18 +15,19 @@ again."""
 
 
 class AdapterChecks:
-    """Checks that folders have the adapters that gateways have registered.
+    """Checks that folders contain the adapters that gateways have registered.
 
-    The first request of an adapter waits for the check, which reads the files in a thread.
-    Different content of the folder thus never runs, nor shares a prefix cache, as the registered
-    version.
+    The first request for an adapter waits for the check, which reads the files in a thread. If the
+    content of the folder has changed, it is thus never used as the registered version, and never
+    shares that version's prefix cache.
     """
 
     def __init__(self) -> None:
         self._checked: dict[AdapterRef, None] = {}
 
     async def check(self, folder: str, info: EngineInfo | None) -> AdapterCheck:
-        """Checks a folder for an engine; an empty result if that is None, which means loading."""
+        """Checks a folder for an engine. The result is empty if the engine is None, that is, still
+        loading."""
         if info is None:
             return AdapterCheck()
         if not info.max_loras:
@@ -36,8 +37,8 @@ class AdapterChecks:
     async def rejections(
         self, submits: Sequence[Submit], info: EngineInfo | None
     ) -> list[Rejection]:
-        """Rejections of the submits whose adapter this worker cannot use. Submits of known adapters
-        are not delayed."""
+        """Rejections of the submits whose adapter this worker cannot use. Submits with adapters
+        that were already checked are not delayed."""
         problems: dict[AdapterRef, str] = {}
         for ref in dict.fromkeys(s.adapter for s in submits if s.adapter is not None):
             if ref not in self._checked and (problem := await self._problem(ref, info)):
@@ -54,7 +55,7 @@ class AdapterChecks:
         ]
 
     async def _problem(self, ref: AdapterRef, info: EngineInfo | None) -> str:
-        """Why an adapter cannot be used; empty if it can."""
+        """Reason why an adapter cannot be used; empty if it can."""
         if info is None:
             return "this worker is loading"
         if ref not in info.adapters:

@@ -1,8 +1,8 @@
 """Attach server: the frontend's Unix stream socket for gateways on its node.
 
 It carries the same messages as calls over Serve, at the cost of one system call each. The socket's
-directory is only accessible to its user. A connection is one gateway's attach stream, which ends
-when either side closes the connection or exits.
+directory is only accessible to the user of this process. A connection is one gateway's attach
+stream, which ends when either side closes the connection or exits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class AttachServer:
 
 
 class _Connection(asyncio.Protocol):
-    """Connection of one gateway; items are written synchronously when they are reported."""
+    """Connection to one gateway. Items are written synchronously as soon as they are available."""
 
     def __init__(self, frontend: WorkerFrontend) -> None:
         self._frontend = frontend

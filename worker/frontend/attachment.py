@@ -21,7 +21,7 @@ from worker.protocol.messages import (
 
 
 class CacheMirror:
-    """Mirrors the engine's prefix cache by block hashes, for gateways that attach later."""
+    """Mirror of the engine's prefix cache, as block hashes, for gateways that attach later."""
 
     def __init__(self) -> None:
         self._tiers: dict[Tier, dict[int, int | None]] = {"device": {}, "host": {}}
@@ -42,7 +42,7 @@ class CacheMirror:
                 parent = block_hash
 
     def chains(self) -> list[BlockStored]:
-        """All blocks as joined runs of chains; parents come first on the device."""
+        """All blocks, joined into runs of consecutive blocks. On the device, parents come first."""
         chains: list[BlockStored] = []
         for tier, parents in self._tiers.items():
             last: int | None = None
@@ -59,8 +59,8 @@ class Attachment:
     """Attach stream of one gateway: pending items and open requests.
 
     Args:
-        on_item: called when an item is available or the stream has ended; if None, `next` waits for
-            that.
+        on_item: called when an item is available or the stream has ended; None if the caller uses
+            `next` instead.
     """
 
     def __init__(self, on_item: Callable[[], None] | None = None) -> None:
@@ -70,8 +70,8 @@ class Attachment:
         """Whether no further items will be added."""
         self._pending: list[WorkerItem] = []
         self._tails: dict[tuple[str, int], TokenDelta] | None = None
-        """Deltas of the pending update by (request id, attempt), to merge later deltas into; None
-        until a second step is merged."""
+        """Deltas of the pending update by (request id, attempt), into which later deltas are
+        merged; None until a second step is merged."""
         self._has_items = asyncio.Event()
         self._on_item = on_item or self._has_items.set
         self._seq = 0
@@ -97,10 +97,10 @@ class Attachment:
         computed: Sequence[int] = (),
     ) -> None:
         """Adds one step. Tokens are sent immediately. Load and blocks, which cost a gateway as much
-        as several tokens, wait for the next heartbeat unless they are needed before.
+        as several tokens, wait for the next heartbeat unless they are needed earlier.
 
-        `deltas` are this gateway's; ownership passes to this object. For the other arguments, see
-        WorkerUpdate.
+        `deltas` must only contain deltas for this gateway, and this object takes ownership of them.
+        For the other arguments, see WorkerUpdate.
         """
         self._events.extend(block_events)
         self._computed.extend(computed)
@@ -115,11 +115,11 @@ class Attachment:
     def put_prompts(
         self, epoch: int, prompts: Sequence[PromptInFlight], load: LoadSnapshot
     ) -> None:
-        """Adds prompts that other gateways have just sent, and the load including them."""
+        """Adds prompts that other gateways have just sent, and the load that includes them."""
         self._put_update(epoch, [], load, prompts)
 
     def beat(self, epoch: int, load: LoadSnapshot, computed: Sequence[int] = ()) -> None:
-        """Adds a heartbeat, with all waiting load and blocks."""
+        """Adds a heartbeat, with the load and blocks that have been waiting for it."""
         self._computed.extend(computed)
         self._put_update(epoch, [], load)
 
@@ -142,7 +142,7 @@ class Attachment:
 
     @property
     def num_pending_events(self) -> int:
-        """Number of block events in the pending update, plus the waiting ones."""
+        """Number of block events in the pending update, plus those that are not in an item yet."""
         update = self._pending[-1] if self._pending else None
         pending = len(update.block_events) if isinstance(update, WorkerUpdate) else 0
         return pending + len(self._events)
@@ -164,8 +164,8 @@ class Attachment:
         load: LoadSnapshot | None,
         prompts: Sequence[PromptInFlight] = (),
     ) -> None:
-        """Adds an update, merged with the last one if that is still pending. An update with a
-        load also includes all waiting block events and computed prompts."""
+        """Adds an update, which is merged into the last one if that is still pending. An update
+        with a load also includes all waiting block events and computed prompts."""
         events: list[BlockEvent] = []
         computed: list[int] = []
         if load is not None:
@@ -208,8 +208,9 @@ class Attachment:
 
 
 def _need_report(deltas: Iterable[TokenDelta]) -> bool:
-    """Whether the gateway needs the blocks of a step: a prompt was computed, whose blocks were only
-    predicted until then, or a request has ended, which the next one may continue."""
+    """Whether the gateway needs the blocks of a step immediately: a prompt was computed, whose
+    blocks were only predicted until then, or a request has ended, which the next request may
+    continue."""
     return any(d.num_cached_tokens >= 0 or d.finish_reason is not None for d in deltas)
 
 

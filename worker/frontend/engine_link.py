@@ -16,7 +16,8 @@ from worker.protocol.messages import EngineMessage
 
 
 class EngineConnection:
-    """Connection to rank 0 by a socket in a directory that only its user can access.
+    """Connection to rank 0 by a socket in a directory that only the user of this process can
+    access.
 
     Args:
         parent_directory: folder in which that directory is created.
@@ -29,7 +30,7 @@ class EngineConnection:
         # names.
         self.directory = tempfile.mkdtemp(prefix="rf-", dir=parent_directory)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails when a message cannot be handled, or when `fail` is called."""
+        """Future that fails when a message cannot be handled, or when `fail` is called."""
         self._on_message = on_message
         self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
         self._num_submits = 0
@@ -42,8 +43,8 @@ class EngineConnection:
     def send(self, payload: bytes, num_submits: int = 0) -> int:
         """Sends a SubmitBatch to rank 0 without waiting; returns the ordinal of its last submit.
 
-        Ordinals count the submits sent to this engine. Rank 0 counts them in the same order, so its
-        reported loads show which submits they include.
+        Ordinals count the submits sent to this engine. Rank 0 counts them in the same order, so the
+        loads that it reports show which submits they include.
         """
         assert self._stream is not None, "the engine is still loading"
         self._stream.send(payload)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
-"""Seconds between two checks of the loop. Gateways check at the same rate and give up on a
+"""Time in seconds between two checks of the loop. Gateways check at the same rate and give up on a
 worker after 2 s, so they receive four heartbeats before that."""
 LATE_S = 0.5
-"""Seconds without a beat after which the loop counts as blocked; it beats every 0.2 s.
-Heartbeats are only published then."""
+"""Time in seconds without a beat after which the loop counts as blocked; normally, it beats every
+0.2 s. Heartbeats are only published while the loop is blocked."""
 
 
 class EventLoopMonitor:
@@ -24,7 +24,8 @@ class EventLoopMonitor:
     It publishes nothing while the loop is on time, or if the process is stopped or has exited.
 
     Args:
-        publish: publishes a value that is different each time; called on the monitoring thread.
+        publish: publishes its argument, which is different each time; called on the monitoring
+            thread.
         clock: returns seconds.
     """
 

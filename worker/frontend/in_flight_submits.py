@@ -17,7 +17,7 @@ class _SentSubmit(NamedTuple):
 
 
 class InFlightSubmits:
-    """Submits of all gateways between the frontend and rank 0 in one epoch.
+    """Submits of all gateways in one epoch that are between the frontend and rank 0.
 
     Every load sent to gateways includes them, so that each gateway immediately takes the requests
     of the others into account. If there are none, nothing is added to a load.
@@ -30,7 +30,8 @@ class InFlightSubmits:
         self._last_ordinal = 0
 
     def add(self, submits: list[Submit], last_ordinal: int) -> None:
-        """Adds a batch whose last submit has ordinal `last_ordinal`, preceded by the others."""
+        """Adds a batch whose last submit has ordinal `last_ordinal`; the others have the ordinals
+        before it."""
         first = last_ordinal - len(submits) + 1
         for ordinal, submit in enumerate(submits, first):
             num_tokens = len(submit.prompt) // TOKEN_BYTES - submit.num_expected_cached
@@ -39,7 +40,7 @@ class InFlightSubmits:
         self._last_ordinal = max(self._last_ordinal, last_ordinal)
 
     def added_to(self, load: LoadSnapshot) -> LoadSnapshot:
-        """The load, with the submits that it does not include added as its reserved part."""
+        """The load, with the submits that it does not include yet counted in its reserved part."""
         while self.submits and self.submits[0].ordinal <= load.num_submits_seen:
             self._num_tokens -= self.submits.popleft().num_tokens
         return msgspec.structs.replace(

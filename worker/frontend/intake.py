@@ -15,12 +15,12 @@ from worker.protocol.queue_limits import QueueLimits, queue_full
 from worker.protocol.sampling import SamplingParams
 
 SLICE_BYTES = 1 << 16
-"""Encoded bytes per slice, between two passes of the event loop. The largest parameters that a
-single request can have, 33 KB, take 0.8 ms to decode and validate."""
+"""Maximum encoded size of a slice in bytes; the event loop runs between slices. The largest
+parameters that a single request can have, 33 KB, take 0.8 ms to decode and validate."""
 SLICE_SUBMITS = 512
 """Maximum number of submits per slice. Each takes about 10 us here and 20 us at rank 0."""
 SLICE_ENTRIES = 1 << 14
-"""Maximum number of texts and tokens in parameters that rank 0 decodes between two steps; each
+"""Maximum number of texts and tokens in parameters that rank 0 decodes between two steps. Each
 takes about 0.1 us."""
 
 
@@ -35,7 +35,7 @@ class _RawBatch(msgspec.Struct):
 
 
 class Intake:
-    """Decodes batches, and rejects submits that an engine can never serve."""
+    """Decodes batches, and rejects submits that an engine could never serve."""
 
     def __init__(self) -> None:
         self._decode_batch = msgspec.msgpack.Decoder(_RawBatch).decode
@@ -82,8 +82,8 @@ class Intake:
 
 
 def slices(batch: SubmitBatch) -> Iterator[SubmitBatch]:
-    """Splits a batch into parts that rank 0 receives between two steps; grammars are in the first
-    part, aborts in the last."""
+    """Splits a batch into parts, each of which rank 0 receives between two steps. Grammars are in
+    the first part, aborts in the last."""
     first = msgspec.structs.replace(batch, submits=[], aborts=[], admission=None)
     *parts, last = _parts(batch.submits)
     for part in parts:
@@ -118,7 +118,7 @@ class _Slice:
         self._num_submits = self._num_bytes = 0
 
     def is_over(self, num_bytes: int) -> bool:
-        """Counts an object of this size; returns whether it starts a new slice."""
+        """Counts an object of `num_bytes` bytes; returns whether it begins a new slice."""
         is_over = (
             self._num_submits == SLICE_SUBMITS or 0 < self._num_bytes > SLICE_BYTES - num_bytes
         )
@@ -132,7 +132,8 @@ class _Slice:
 def reject_early(
     submit: Submit, info: EngineInfo, load: LoadSnapshot, last_ordinal: int
 ) -> Rejection | None:
-    """Early 429 if the queue is full of requests of at least equal urgency, otherwise None.
+    """HTTP 429 rejection if the queue is full of requests of at least equal urgency; otherwise
+    None.
 
     The load is one step old. Submits sent since then count as waiting, so that bursts between two
     reports are limited. Replacing a queued request with a more urgent one is left to the scheduler.

@@ -8,7 +8,7 @@ from worker.protocol.messages import PromptInFlight, Submit, TokenDelta
 
 
 class PromptsInFlight:
-    """Prompts with sampled block hashes in one epoch, from their submit to their first token.
+    """Prompts with sampled block hashes in one epoch, from their submission to their first token.
 
     Each gateway receives the prompts of the others, so that requests with a common prefix that
     arrive at several gateways are routed to one worker while it computes the prefix.
@@ -16,9 +16,9 @@ class PromptsInFlight:
 
     def __init__(self) -> None:
         self.open: dict[str, PromptInFlight] = {}
-        """Prompts by request id."""
+        """Prompts in flight by request id."""
         self.computed: list[int] = []
-        """Ordinals of prompts that have ended since `take_computed` was called."""
+        """Ordinals of prompts that have ended since `take_computed` was last called."""
 
     @property
     def all(self) -> list[PromptInFlight]:
@@ -26,11 +26,12 @@ class PromptsInFlight:
         return list(self.open.values())
 
     def add(self, submits: Sequence[Submit], last_ordinal: int) -> list[PromptInFlight]:
-        """Adds a batch whose last submit has ordinal `last_ordinal`, preceded by the others.
+        """Adds a batch whose last submit has ordinal `last_ordinal`; the others have the ordinals
+        before it.
 
         Returns:
-            The prompts for other gateways. Their hashes are removed from the submits: the engine
-            does not need them.
+            The prompts for other gateways. Their hashes are removed from the submits, since the
+            engine does not need them.
         """
         added = []
         for ordinal, submit in enumerate(submits, last_ordinal - len(submits) + 1):
@@ -50,7 +51,7 @@ class PromptsInFlight:
                     self.end(delta.request_id)
 
     def end(self, request_id: str) -> None:
-        """Ends a prompt that is computed or will not be. Idempotent."""
+        """Ends a prompt that has been computed or never will be. Idempotent."""
         prompt = self.open.pop(request_id, None)
         if prompt is not None:
             self.computed.append(prompt.ordinal)

@@ -17,22 +17,22 @@ _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 class ProcessSnapshot(NamedTuple):
-    """State of the processes at one time."""
+    """State of the rank processes at one time."""
 
     stopped: list[str]
     """Names and ids of processes that were stopped by a signal."""
     is_active: bool
-    """Whether any process is running, or waiting for a core or a disk."""
+    """Whether any process is running, or is waiting for a core or a disk."""
     cpu_ns: int
-    """Total nanoseconds in which their main threads ran or waited for a core. Clock ticks would
-    miss short activity, such as each collective of a starved rank."""
+    """Total time in which the processes' main threads ran or waited for a core, in nanoseconds. CPU
+    time in clock ticks would miss short activity, such as each collective of a starved rank."""
 
 
 class RankProcesses:
     """Inspects the main threads of ranks, which launch or compute steps, and of their children.
 
-    Other threads do not count: Ray's also run in a hung rank. Children count, since they may be
-    compilers.
+    Other threads do not count, since Ray's threads also run in a hung rank. Children count, since
+    they may be compilers.
 
     Args:
         pids: process ids by name, all on this node.
@@ -42,7 +42,7 @@ class RankProcesses:
         self._members = {name: (pid, _started(pid)) for name, pid in pids.items()}
 
     def snapshot(self) -> ProcessSnapshot:
-        """Current state of all processes; one that has exited is not active."""
+        """Current state of all processes. A process that has exited is not active."""
         stopped: list[str] = []
         seen: dict[int, str] = {}
         cpu_ns = 0
@@ -59,7 +59,7 @@ class RankProcesses:
     def kill(self) -> None:
         """Kills all ranks with SIGKILL.
 
-        HAZARD: nothing else ends a stopped process: neither Ray nor the exit of its parent does.
+        HAZARD: nothing else ends a stopped process. Neither Ray nor the exit of its parent does.
         """
         for pid, started in self._members.values():
             if started and _started(pid) == started:
@@ -68,7 +68,7 @@ class RankProcesses:
 
 
 def _family(root: int) -> Iterator[int]:
-    """Ids of a process and its descendants started by main threads."""
+    """Ids of a process and of its descendants that were started by main threads."""
     yield root
     try:
         children = Path(f"/proc/{root}/task/{root}/children").read_text()
@@ -79,7 +79,8 @@ def _family(root: int) -> Iterator[int]:
 
 
 def _started(pid: int) -> str:
-    """Start time of a process, to distinguish reused ids; empty if it has exited."""
+    """Start time of a process, which distinguishes it from others with the same id; empty if it has
+    exited."""
     stat = _stat(pid)
     return stat[19] if stat else ""
 
@@ -95,7 +96,7 @@ def _cpu_ns(pid: int, stat: list[str]) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of a main thread in /proc's stat, starting at the state; empty if it has exited."""
+    """Fields of a main thread in /proc stat, starting with its state; empty if it has exited."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
     except OSError:

@@ -5,8 +5,8 @@ It runs on the event loop of the WorkerGroup replica, independent of Ray:
     gateways ──submit──> WorkerFrontend ──SubmitBatch──> rank 0
     gateways <──attach── WorkerFrontend <──StepReport─── rank 0      (one socket: engine_link.py)
 
-Each gateway gets one item, with all its tokens, per engine step that concerns it. Items that a slow
-gateway has not received are merged, so that memory grows with tokens, not with items.
+For each engine step that concerns it, a gateway gets one item with all of its tokens. Items that a
+slow gateway has not received are merged, so that memory grows with tokens, not with items.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from worker.protocol.messages import (
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_EVENTS = 100_000
-"""Maximum number of block events pending for one gateway; beyond it, the gateway has stopped
-reading and is detached."""
+"""Maximum number of block events pending for one gateway. A gateway with more is assumed to have
+stopped reading and is detached."""
 
 HEARTBEAT_S = 0.2
-"""Seconds between heartbeats of an attach stream. They have the load and all block events since the
+"""Seconds between heartbeats of an attach stream. Each has the load and all block events since the
 last report; gateways expect one within 250 ms."""
 
 
@@ -72,8 +72,8 @@ class WorkerFrontend:
         worker_id: id of the worker.
         parent_directory: folder in which each epoch's private directory is created.
         traces: creates spans for requests; None if tracing is disabled.
-        step_timeout_s: minimum seconds without a report before the engine counts as hung; 0
-            disables the watchdog.
+        step_timeout_s: minimum time in seconds without a report before the engine counts as hung;
+            0 disables the watchdog.
         loop_monitor: monitor of the event loop; None if there is none.
     """
 
@@ -93,7 +93,7 @@ class WorkerFrontend:
         self._parent_directory = parent_directory
         self._mirror = CacheMirror()
         self.load = LoadSnapshot()
-        """Last reported load plus submits sent since; all zero while loading."""
+        """Last reported load plus the submits sent since then; all zero while loading."""
         self._traces = traces
         self._reserved = InFlightSubmits()
         self._sessions: SessionLoad | None = None
@@ -104,13 +104,14 @@ class WorkerFrontend:
         self._intake = Intake()
         self._engine: EngineConnection | None = None
         self._admission_change = AdmissionChange()
-        """All changes to admission options so far; sent again to rebuilt rank groups."""
+        """All changes to admission options so far, which are sent again to rebuilt rank groups."""
         self._last_ordinal = 0
         """Ordinal of the last submit sent to rank 0 in this epoch."""
         self._num_reports = 0
-        """Number of the engine's last report in this epoch."""
+        """Sequence number of the engine's last report in this epoch."""
         self._opened_at = 0.0
-        """Monotonic time from which the ranks of this epoch could be started."""
+        """Earliest time at which the ranks of this epoch could be started, in seconds on the
+        monotonic clock."""
         self._adapters = AdapterChecks()
         self._grammars: GrammarService | None = None
         """Compiles grammars; None until the first engine is ready."""
@@ -162,7 +163,8 @@ class WorkerFrontend:
         return str(broken.exception()) if not broken.cancelled() else "closed"
 
     async def attach(self, gateway_id: str) -> AsyncIterator[bytes]:
-        """Stream of encoded WorkerItems for one gateway (see `add`); detached when closed."""
+        """Stream of encoded WorkerItems for one gateway (see `add`). Closing it detaches the
+        gateway."""
         attachment = Attachment()
         self.add(gateway_id, attachment)
         try:
@@ -192,7 +194,7 @@ class WorkerFrontend:
     async def submit(self, payload: bytes) -> bytes:
         """Sends a SubmitBatch to rank 0, except for invalid submits; returns the SubmitReply.
 
-        Both are msgpack. Raises msgspec.DecodeError for an invalid payload.
+        Both are encoded as msgpack. Raises msgspec.DecodeError for an invalid payload.
         """
         arrived_ns = 0 if self._traces is None else time.time_ns()
         info = self.info
@@ -269,7 +271,7 @@ class WorkerFrontend:
             attachment.end_stream()
 
     def _on_message(self, message: EngineMessage) -> None:
-        """Handles a message of rank 0. Raises RuntimeError if a report is missing."""
+        """Handles a message from rank 0. Raises RuntimeError if a report is missing."""
         if isinstance(message, EngineInfo):
             self._engine_ready(message)
             return
@@ -342,8 +344,8 @@ class WorkerFrontend:
             self._traces.submits_sent(submits, arrived_ns)
 
     def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
-        """Adds submits to the load, and sends it to other gateways immediately with their prompts,
-        so that they only choose this worker for the same prefixes."""
+        """Adds submits to the load. Immediately sends the load and their prompts to other gateways,
+        so that these choose this worker only for prompts with the same prefixes."""
         self._reserved.add(submits, last_ordinal)
         if self._sessions is None and any(submit.session is not None for submit in submits):
             self._sessions = SessionLoad()
@@ -362,14 +364,14 @@ class WorkerFrontend:
         return load if self._sessions is None else self._sessions.added_to(load)
 
     def _end(self, request_id: str) -> None:
-        """Ends the session's request and the prompt of an aborted request."""
+        """Ends the prompt of an aborted request, and the request in its session."""
         if self._sessions is not None:
             self._sessions.end(request_id)
         self._prompts.end(request_id)
 
     def _drop_repeated(self, batch: SubmitBatch, rejections: list[Rejection]) -> list[Rejection]:
-        """Drops submits of requests that this or a later attempt has already opened, which
-        continue; returns the rejections of the other submits."""
+        """Drops submits of requests for which the same or a later attempt is already open and
+        continues; returns the rejections of the other submits."""
         attempts = {
             submit.request_id: attachment.open_requests[submit.request_id]
             for submit in batch.submits
@@ -395,7 +397,7 @@ class WorkerFrontend:
         Args:
             batch: a batch whose submits were validated against `info`.
             rejected_ids: request ids that are already rejected.
-            info: the engine when the batch was received; None if it was loading.
+            info: the engine when the batch was received; None if it was still loading.
         """
         rejections = []
         last_ordinal = self._last_ordinal

@@ -12,10 +12,11 @@ from worker.protocol.working_sets import WorkingSets
 
 
 class SessionLoad:
-    """Live sessions of all gateways in one epoch, which every load sent to gateways includes.
+    """Live sessions of all gateways in one epoch, which are included in every load sent to
+    gateways.
 
     Args:
-        clock: time in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,13 +46,13 @@ class SessionLoad:
                         self.end(delta.request_id)
 
     def end(self, request_id: str) -> None:
-        """Ends a request: its session stays live for a while. Idempotent."""
+        """Ends a request; its session stays live for a while. Idempotent."""
         key = self._keys.pop(request_id, None)
         if key is not None:
             self._sets.end(key, self._clock())
 
     def added_to(self, load: LoadSnapshot) -> LoadSnapshot:
-        """The load with `session_tokens`."""
+        """The load, with `session_tokens` set."""
         if self._sets.tokens or load.session_tokens:
             self._sets.expire(self._clock())
             return msgspec.structs.replace(load, session_tokens=self._sets.tokens)

@@ -1,6 +1,6 @@
-"""Traces of a worker: one span per request of its frontend, with a child span of its engine.
+"""Traces of a worker: one span per request for its frontend, with a child span for its engine.
 
-The engine's process creates no spans, since its loop must not wait: the frontend creates the
+The engine's process creates no spans, since its loop must not wait. The frontend creates the
 engine's spans from its reports.
 """
 
@@ -36,7 +36,7 @@ class WorkerTraces:
 
     Args:
         tracing: creates the spans.
-        worker_id: id of the worker, added to the spans.
+        worker_id: id of the worker, which is added to the spans.
     """
 
     def __init__(self, tracing: Tracing, worker_id: str) -> None:
@@ -45,11 +45,11 @@ class WorkerTraces:
         self._open: dict[str, _OpenRequest] = {}
 
     def submits_sent(self, submits: Iterable[Submit], arrived_ns: int) -> None:
-        """Starts spans of submits that were sent to the engine.
+        """Starts spans for submits that were sent to the engine.
 
         Args:
             submits: the submits.
-            arrived_ns: arrival at the frontend, Unix time in nanoseconds.
+            arrived_ns: time of arrival at the frontend, as Unix time in nanoseconds.
         """
         for submit in submits:
             if not submit.traceparent:

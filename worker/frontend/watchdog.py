@@ -8,17 +8,17 @@ from worker.frontend.rank_processes import ProcessSnapshot
 from worker.protocol.messages import StepLimit, StepReport
 
 BUSY_FACTOR = 10.0
-"""Multiple of a step's limit for ranks that are always active: on a loaded machine, in a compiler,
-or in an endless loop."""
+"""Multiple of a step's limit that is allowed for ranks that are always active: on a loaded machine,
+in a compiler, or in an endless loop."""
 
 
 class StepWatchdog:
     """Monitors the reports of one rank group's engine.
 
-    Rank 0 answers each submit with a report, which states whether another one will follow. If that
-    is not received within the limit of a step, a rank is hung, unless ranks are active: active
-    ranks are slow and get `BUSY_FACTOR` times the limit. A rank that was stopped by a signal counts
-    as hung after the timeout, regardless of the limit of its step.
+    Rank 0 answers each submit with a report, which states whether another one will follow. If a
+    report that is due does not arrive within the limit of a step, a rank counts as hung. If ranks
+    are active, they are only slow, and the limit is `BUSY_FACTOR` times as long. A rank that was
+    stopped by a signal counts as hung after the timeout, regardless of the limit of its step.
 
     Args:
         timeout_s: minimum limit of a step in seconds; 0 for no limit.
@@ -33,16 +33,16 @@ class StepWatchdog:
         self._awaits = False
         """Whether a report is due."""
         self._waited_s = 0.0
-        """Seconds since the last report, or since a report became due."""
+        """Time since the last report, or since a report became due, in seconds."""
         self._asleep_s = 0.0
-        """Seconds in which no rank was active."""
+        """Time for which no rank has been active, up to the last check, in seconds."""
         self._cpu_ns = -1
-        """Total CPU time of the ranks at the last check, in nanoseconds."""
+        """`ProcessSnapshot.cpu_ns` at the last check."""
         self._limits: dict[int, float] = {}
-        """Limits in seconds of steps that may exceed the timeout, by step number."""
+        """Limits of steps that may exceed the timeout, in seconds, by step number."""
 
     def submits_sent(self, ordinal: int) -> None:
-        """Records that submits were sent to rank 0, the last of which has this ordinal."""
+        """Records that submits were sent to rank 0, the last of which has ordinal `ordinal`."""
         self._last_ordinal = ordinal
         if not self._awaits:
             self._awaits = True
@@ -61,7 +61,7 @@ class StepWatchdog:
             self._limits = {seq: s for seq, s in self._limits.items() if seq > done}
 
     def tick(self, elapsed_s: float) -> str | None:
-        """Advances the time; returns the problem if the group hangs."""
+        """Advances the time; returns the problem if the group is hung."""
         if not (self._awaits and self._timeout_s):
             return None
         self._waited_s += elapsed_s

@@ -13,7 +13,7 @@ _LABELS = ["model_name", "worker_id"]
 
 
 def adapter_metrics(labels: Sequence[str], totals: AdapterTotals) -> Iterator[Metric]:
-    """Metric families of a worker's adapters; 0 if they are disabled.
+    """Metric families of a worker's adapters; all 0 if adapters are disabled.
 
     Args:
         labels: values of (model_name, worker_id).

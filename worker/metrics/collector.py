@@ -30,7 +30,7 @@ LABELS = ["model_name", "worker_id"]
 
 
 class WorkerView(NamedTuple):
-    """State of a worker for its metrics."""
+    """State of a worker from which its metrics are created."""
 
     model_name: str
     worker_id: str
@@ -111,7 +111,7 @@ _PROTOCOL = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_per
 def worker_metrics(view: WorkerView, *, vllm_names: bool = False) -> Iterator[Metric]:
     """All metric families of one worker; metrics of disabled features are 0.
 
-    Engine counters are reset with each rank group; `worker_rebuilds` counts these.
+    Engine counters are reset when the rank group is rebuilt; `worker_rebuilds` counts the rebuilds.
 
     Args:
         view: state of the worker.

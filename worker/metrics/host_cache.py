@@ -12,7 +12,7 @@ _LABELS = ["model_name", "worker_id"]
 
 
 def host_cache_metrics(labels: Sequence[str], totals: HostCacheTotals) -> Iterator[Metric]:
-    """Metric families of a worker's host-memory tier; 0 if disabled.
+    """Metric families of a worker's host-memory tier; all 0 if the tier is disabled.
 
     Args:
         labels: values of (model_name, worker_id).

@@ -13,7 +13,7 @@ from worker.protocol.messages import StepReport
 STEP_BUCKETS: Final = (
     0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 )  # fmt: skip
-"""Bucket bounds for step times in seconds: a subset of those for inter-token latency."""
+"""Histogram buckets for step times, in seconds: a subset of those for inter-token latency."""
 
 
 class WorkerLatency:
@@ -23,15 +23,16 @@ class WorkerLatency:
         self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
         """Seconds from the arrival of a request at the worker to its first token."""
         self.decode_step = Histogram(STEP_BUCKETS)
-        """Duration of decode-only steps in seconds, approximately the inter-token latency."""
+        """Duration of decode-only steps, in seconds, which is approximately the inter-token
+        latency."""
         self.prefill_step = Histogram(STEP_BUCKETS)
-        """Duration of steps with prefill or blocks in seconds."""
+        """Duration of steps that compute prefill or blocks, in seconds."""
         self.generation_tokens = 0
-        """Tokens generated for requests."""
+        """Number of tokens generated for requests."""
         self._last_seq = 0
 
     def add_report(self, report: StepReport) -> None:
-        """Adds the step and the deltas of a report."""
+        """Adds a report's step and deltas."""
         load = report.load
         shape = load.step_shape
         if shape.seq != self._last_seq:

@@ -2,7 +2,8 @@
 
 Each process serves its metrics on a Unix socket in a shared directory. The scraped process queries
 the others and merges the results; series of a process end when it exits. If a port is configured,
-the first process that can bind it serves it, and another one takes over when that process exits:
+the first process that can bind it serves the metrics there, and another one takes over when that
+process exits:
 
     Prometheus ──HTTP──> process with the port ──┬── own metrics
                                                  ├──> socket of a gateway
@@ -57,7 +58,7 @@ class NodeMetrics:
         process: name of the process.
         render_metrics: renders the metrics of this process for a content type.
         directory: folder shared by the processes of this node; created with mode 0700 if missing.
-        config: where to listen; None if there is no port.
+        config: where to listen; None if no port is configured.
         watch_loop: whether to export the lag of this process's event loop.
     """
 
@@ -81,7 +82,7 @@ class NodeMetrics:
         self._lag_task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Starts listening. On failure, logs the error and continues without serving metrics."""
+        """Starts listening. If that fails, logs the error and continues without serving metrics."""
         if self._lag is not None:
             self._lag_task = asyncio.create_task(self._lag.watch())
         path = self._directory / self._name

@@ -27,15 +27,15 @@ cold caches. Ten per second took 10 % of an idle gateway's CPU time."""
 LAG_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
-"""Bucket bounds for the lag in seconds: from unnoticeable to the point at which Serve considers
-a process dead."""
+"""Histogram buckets for the lag, in seconds: from unnoticeable to the point at which Serve
+considers a process dead."""
 
 
 class LoopLag:
-    """Event loop lag: how long due callbacks wait.
+    """Event loop lag: how long callbacks that are due have to wait.
 
-    A probe is due every PERIOD_S even while earlier ones wait: while the loop is blocked, they all
-    wait as requests do, so a quantile applies to requests that arrive at any time.
+    A probe is due every PERIOD_S even if earlier ones are still waiting. While the loop is blocked,
+    all of them wait as requests do, so a quantile applies to requests that arrive at any time.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class LoopLag:
         """Lag of all probes in seconds."""
 
     async def watch(self) -> None:
-        """Probes the running event loop until it is cancelled."""
+        """Probes the running event loop until the task is cancelled."""
         clock = asyncio.get_running_loop().time
         due = clock() + PERIOD_S
         while True:
@@ -59,11 +59,11 @@ class LoopLag:
 
 
 def process_metrics(process: str, lag: Histogram | None = None) -> Iterator[Metric]:
-    """Metric families of every process, with the label `process`.
+    """Metric families that every process has, with the label `process`.
 
     Args:
         process: name of the process.
-        lag: lag of its event loop; None if there is none.
+        lag: lag of its event loop; None if it is not measured.
     """
     labels = ["process"]
     build = InfoMetricFamily(

@@ -1,7 +1,7 @@
 """Metrics of a rank: the memory of its device, which is not visible to other processes.
 
-A rank has no event loop, so a thread with its own loop serves them. It sleeps between scrapes, and
-holds the GIL for less than a millisecond per scrape.
+A rank has no event loop, so a thread with a separate loop serves them. The thread sleeps between
+scrapes, and holds the GIL for less than a millisecond per scrape.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from worker.protocol.analyzed import analyzed
 from worker.protocol.exposition import render
 
 VARIABLE: Final = "RAYFLEET_RANK_OF"
-"""Environment variable with a RankOwner as JSON, inherited by child processes, which may run a
-rank's step."""
+"""Environment variable that contains a RankOwner as JSON. It is inherited by child processes, which
+may run a rank's step."""
 DeviceMemory = Callable[[], tuple[int, int]]
-"""Returns the free and total memory of the device, in bytes."""
+"""Function that returns the free and total memory of the device, in bytes."""
 
 
 class RankOwner(NamedTuple):
@@ -32,7 +32,7 @@ class RankOwner(NamedTuple):
     model_name: str
     worker_id: str
     directory: str
-    """Folder shared by the processes of the node, see NodeMetrics."""
+    """Folder shared by the processes of the node (see NodeMetrics)."""
 
 
 def belong_to(owner: RankOwner) -> None:
@@ -41,7 +41,7 @@ def belong_to(owner: RankOwner) -> None:
 
 
 def answer_scrapes(rank: int, memory: DeviceMemory) -> None:
-    """Serves this rank's metrics until the process exits; does nothing without an owner."""
+    """Serves this rank's metrics until the process exits. Does nothing if no owner is set."""
     text = os.environ.get(VARIABLE)
     if text is not None:
         owner = msgspec.json.decode(text, type=analyzed(RankOwner))
@@ -62,7 +62,7 @@ async def _serve(rank: int, owner: RankOwner, memory: DeviceMemory) -> None:
 
 
 def device_metrics(rank: int, owner: RankOwner, memory: DeviceMemory) -> Iterator[Metric]:
-    """Memory metrics of a rank's device: used (by any process) and total."""
+    """Memory metrics of a rank's device, in bytes: used (by any process) and total."""
     free, total = memory()
     for name, text, value in (
         ("used", "Used memory of the rank's GPU in bytes, by any process.", total - free),

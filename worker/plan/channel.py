@@ -1,6 +1,6 @@
 """Channels between a worker group's coordinator and its ranks: one stream socket per rank.
 
-No message is ever dropped; in addition, every Plan has a sequence number.
+No message is ever dropped. Every Plan also has a sequence number.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from worker.plan.rendezvous import Rendezvous, RendezvousHost
 from worker.plan.sockets import FrameStream, connect, connect_to, listen
 
 LINGER_MS = 500
-"""Milliseconds for a closing socket to flush."""
+"""Maximum time for a closing socket to flush, in milliseconds."""
 
 
 class CoordinatorChannel:
-    """The coordinator's end: ranks connect to it, and each message is sent to all of them.
+    """The coordinator's end of the channels. Ranks connect to it, and each message is sent to all
+    of them.
 
     Args:
         directory: the group's private folder, where ranks on the same node connect.
@@ -41,7 +42,9 @@ class CoordinatorChannel:
         self._streams: dict[int, FrameStream] = {}
         """Streams of connected ranks, by file descriptor."""
         self._sent: list[bytes] = []
-        """Messages sent before all ranks were connected, sent to each rank when it connects."""
+        """Messages sent before all ranks were connected. Each rank receives them when it
+        connects.
+        """
         self._num_missing = len(ranks)
         self.messages: deque[FromRank] = deque()
         """Messages that have been read but not taken yet, oldest first."""
@@ -89,7 +92,7 @@ class CoordinatorChannel:
                 self._accept()
 
     def close(self) -> None:
-        """Closes all sockets after flushing for a short time."""
+        """Closes all sockets, waiting up to LINGER_MS for them to flush."""
         for stream in self._streams.values():
             stream.flush_all(LINGER_MS / 1e3)
             stream.close()

@@ -13,7 +13,8 @@ from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """First message of a rank, after loading its shard: the loaded model, and the rank's limits."""
+    """First message of a rank, sent after loading its shard: the loaded model, and the rank's
+    limits."""
 
     rank: int
     num_pages: int
@@ -42,7 +43,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
-    """Reply to the hellos of all ranks: request to allocate the KV cache."""
+    """Reply to the hellos of all ranks, which requests that they allocate the KV cache."""
 
     num_pages: int
     """Number of pages to allocate on the device, including the dummy page."""
@@ -90,9 +91,9 @@ class PlanMessage(msgspec.Struct, tag="plan", frozen=True):
 
 
 class Sample(msgspec.Struct, tag="sample", frozen=True):
-    """Masks of a Plan with masked rows; sent after it and before the next Plan.
+    """Masks for a Plan with masked rows, sent after the Plan and before the next one.
 
-    If masked rows may draft, it is sent after rank 0's `Drafts`.
+    If masked rows may draft, this message is sent after rank 0's `Drafts`.
     """
 
     seq: int
@@ -104,8 +105,8 @@ class Sample(msgspec.Struct, tag="sample", frozen=True):
 
 class Fetch(msgspec.Struct, tag="fetch", frozen=True):
     """Request for rank 0's result of the last Plan if that is a round ahead. Rank 0 does not wait
-    for such a step by itself: it may have to launch the next Plan first, whose message is then
-    the request."""
+    for such a step without a request, since it may have to launch the next Plan first, whose
+    message is then the request."""
 
     seq: int
     """Number of the Plan."""

@@ -18,11 +18,11 @@ from worker.protocol.messages import TokenLogprobs
 from worker.protocol.pooling import PoolingParams
 
 _DIGESTS_KEPT = 512
-"""Number of digests kept, one per step; a Plan's digest lags behind by far fewer steps."""
+"""Number of digests kept, one per step. Plans carry digests of far more recent steps."""
 
 
 class LogitsParams(msgspec.Struct, array_like=True, frozen=True):
-    """Logits processors and log-probabilities of a request."""
+    """Logits processors of a request, and the log-probabilities that it needs."""
 
     num_prompt: int
     """Number of prompt tokens in the slot's row."""
@@ -35,31 +35,34 @@ class LogitsParams(msgspec.Struct, array_like=True, frozen=True):
     allowed_token_ids: bytes = b""
     """Tokens that may be sampled, little-endian int32; empty allows all."""
     bad_words: list[list[int]] = []
-    """Token sequences whose last token is not sampled after the others."""
+    """Token sequences that must not be generated: the last token is not sampled after the
+    others."""
     min_tokens: int = 0
-    """Number of output tokens before which none of `stop_token_ids` is sampled."""
+    """Minimum number of output tokens before any of `stop_token_ids` is sampled."""
     stop_token_ids: list[int] = []
     """EOS and stop tokens of the request, if `min_tokens` is set."""
     num_logprobs: int = -1
-    """Number of most likely tokens to report with each sampled one; -1 if log-probabilities are not
-    requested."""
+    """Number of most likely tokens to report with each sampled token; -1 if log-probabilities are
+    not requested."""
     num_prompt_logprobs: int = -1
-    """Number of most likely tokens to report per prompt token after the first; -1 for none."""
+    """Number of most likely tokens to report for each prompt token after the first; -1 if they are
+    not requested."""
     logprob_token_ids: list[int] = []
-    """Tokens to report with each sampled one instead of the most likely ones; empty for these."""
+    """Tokens to report with each sampled token instead of the most likely ones; empty to report the
+    most likely ones."""
 
 
 class BlockAdmit(msgspec.Struct, array_like=True, frozen=True):
-    """Part of an Admit for requests of a block-diffusion model."""
+    """Part of an Admit that only requests to block-diffusion models have."""
 
     params: DiffusionParams | None
-    """Parameters of the request; None uses the server's defaults."""
+    """Parameters of the request; None to use the server's defaults."""
     end_token_ids: list[int]
     """EOS and stop tokens of the request."""
     limit: int
     """Length in tokens at which the request ends."""
     state: bytes = b""
-    """Running block of a request that was preempted within it, from `BlockOutcome.state`."""
+    """Running block of a request that was preempted within it (`BlockOutcome.state`)."""
 
 
 class Admit(msgspec.Struct, array_like=True, frozen=True):
@@ -76,14 +79,14 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     seed: int
     """Signed 64-bit random seed of the request."""
     logits_params: LogitsParams | None = None
-    """Logits processors and log-probabilities; None if there are none."""
+    """Logits processors and log-probabilities that the request needs; None if it needs none."""
     block: BlockAdmit | None = None
     """Block-diffusion parameters; None for an autoregressive model."""
     end_token_ids: list[int] = []
-    """Tokens that are certain to end the request: nothing is computed after them. Empty if
+    """Tokens that are certain to end the request, so that nothing is computed after them. Empty if
     `min_tokens` makes that uncertain."""
     pooling: PoolingParams | None = None
-    """Parameters of a request to a pooling model, whose rows sample nothing: the row that computes
+    """Parameters of a request to a pooling model, whose rows sample nothing. The row that computes
     the last token returns the vector. None for a request that generates text."""
     adapter: int = 0
     """1-based slot of the request's LoRA adapter on the device; 0 if it has none."""
@@ -93,22 +96,22 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AdapterRead(msgspec.Struct, array_like=True, frozen=True):
-    """Start of reading a LoRA adapter to host memory, in the background."""
+    """Command to start reading a LoRA adapter into host memory, in the background."""
 
     key: int
-    """Number of this version of the adapter; different content has a different key."""
+    """Key of this version of the adapter; different content has a different key."""
     folder: str
     """Folder of the adapter."""
     version: str = ""
-    """Version that the folder must have; empty if any version will do."""
+    """Version that the folder must have; empty to accept any version."""
 
 
 class AdapterLoad(msgspec.Struct, array_like=True, frozen=True):
-    """Copy of a LoRA adapter from host memory to a slot on the device, before the rows. A rank that
-    is still reading the adapter waits for it."""
+    """Copy of a LoRA adapter from host memory to a slot on the device, made before the rows. A rank
+    that is still reading the adapter waits until it has been read."""
 
     slot: int
-    """1-based slot on the device; no row in flight uses it."""
+    """1-based slot on the device, which no row in flight uses."""
     key: int
     """The adapter's key in its AdapterRead."""
 
@@ -131,7 +134,7 @@ class PageCopies(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StateLoad(msgspec.Struct, array_like=True, frozen=True):
-    """Copy of a snapshot to the state of a slot, before the slot's row that continues it."""
+    """Copy of a snapshot to the state of a slot, made before the slot's row that continues it."""
 
     slot: int
     snapshot: int
@@ -139,7 +142,7 @@ class StateLoad(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StateStore(msgspec.Struct, array_like=True, frozen=True):
-    """Copy of the state of a slot to a snapshot, within the step whose row computes it."""
+    """Copy of the state of a slot to a snapshot, made within the step whose row computes it."""
 
     slot: int
     position: int
@@ -181,8 +184,9 @@ class DraftRow(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class BlockRow(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """Row that computes positions [start, start + length) of a block-diffusion model's request. The
-    last block of the range is a running block: each pass decodes some of its positions."""
+    """Row that computes positions [start, start + length) of one request to a block-diffusion
+    model. The last block of the range is a running block: each pass decodes some of its positions.
+    """
 
     slot: int
     start: int
@@ -194,7 +198,7 @@ class BlockRow(msgspec.Struct, array_like=True, frozen=True, tag=2):
 
     @property
     def num_samples(self) -> int:
-        """1: the running block has one outcome and, with a grammar, one mask."""
+        """Always 1: the running block has one outcome and, with a grammar, one mask."""
         return 1
 
 
@@ -207,7 +211,7 @@ class Accept(msgspec.Struct, array_like=True, frozen=True):
 
     slot: int
     end: int
-    """Position before which all are decoded."""
+    """Position before which all positions are decoded."""
 
 
 class Plan(msgspec.Struct, array_like=True, frozen=True):
@@ -225,19 +229,19 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Updates of page tables, applied before the rows."""
     rows: list[Row]
     digest_seq: int = 0
-    """Last step whose sampled tokens `digest` covers, in every 64th Plan; 0 in the others."""
+    """Last step whose sampled tokens `digest` covers. Set in every 64th Plan; 0 in the others."""
     digest: int = 0
-    """SampleDigest of the coordinator, which ranks compare with theirs."""
+    """Value of the coordinator's SampleDigest, which ranks compare with theirs."""
     masked: list[int] = []
-    """Indices, among the rows that sample, of those with a grammar. If there are any, a Sample
+    """Indices of the rows with a grammar among the rows that sample. If there are any, a Sample
     message with their masks follows, and no rank samples before it."""
     draft_threshold: float = 0.0
     """Minimum acceptance probability for a draft to be worthwhile."""
     max_rounds: int = 1
-    """Maximum number of forward passes over running blocks before the step ends even if none is
+    """Maximum number of forward passes over running blocks; the step then ends even if no block is
     finished."""
     accepts: list[Accept] = []
-    """Accepted tokens of running blocks with grammars, applied before the admits."""
+    """Accepted tokens of running blocks with grammars, applied before the admissions."""
     stores: PageCopies | None = None
     """Copies of pages to host memory, made before anything else writes to these pages."""
     loads: PageCopies | None = None
@@ -255,22 +259,22 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Copies from host memory to states, as (slot of a request, host snapshot); made with `loads`,
     after the stores, which may use the same host snapshots."""
     load_stores: PageCopies | None = None
-    """Copies to host memory of pages that `loads` overwrite, made before them."""
+    """Copies to host memory of pages that `loads` overwrite, made before the loads."""
     loaded: int = 0
     """Last Plan whose loads, like those of all earlier Plans, must have completed before the stores
     and rows of this Plan; this Plan's own number if its rows read what it loads. Each rank waits
     for its own copies."""
     adapter_reads: list[AdapterRead] = []
-    """LoRA adapters to read to host memory."""
+    """LoRA adapters to read into host memory."""
     adapter_drops: list[int] = []
     """Keys of LoRA adapters whose copies in host memory are dropped, after `adapter_loads`."""
     adapter_loads: list[AdapterLoad] = []
-    """Copies of LoRA adapters to slots on the device, made before the admits and rows."""
+    """Copies of LoRA adapters to slots on the device, made before the admissions and rows."""
 
     @property
     def has_windows(self) -> bool:
-        """Whether the result of the previous step determines which positions its rows compute
-        (block diffusion)."""
+        """Whether the result of the previous step determines which positions this Plan's rows
+        compute (block diffusion)."""
         return any(isinstance(row, BlockRow) and row.is_window for row in self.rows)
 
     @property
@@ -281,16 +285,18 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RankTimes(msgspec.Struct, array_like=True, frozen=True):
-    """Times of a step on a rank, in seconds of CLOCK_MONOTONIC, which all processes share.
+    """Times of a step on a rank, in seconds of CLOCK_MONOTONIC, which all processes of a host
+    share.
 
-    On CUDA, they are device times; launching takes host time and counts as the coordinator's.
+    On CUDA, these are device times. The time to launch kernels is host time and counts as the
+    coordinator's.
     """
 
     started: float
-    """Start: the Plan was received. On CUDA: the previous step has ended, and the first kernel is
-    queued."""
+    """Start of the step: the Plan was received. On CUDA: the previous step has ended, and the first
+    kernel is queued."""
     prepared: float
-    """End of preparation: tables are updated and inputs staged."""
+    """End of preparation: tables have been updated and inputs staged."""
     forwarded: float
     """End of the forward pass."""
     finished: float
@@ -302,34 +308,34 @@ class BlockOutcome(msgspec.Struct, array_like=True, frozen=True):
 
     num_tokens: int
     """Number of tokens that the block adds to its request; 0 if it is not finished. With a grammar:
-    number of tokens proposed starting at the leftmost undecoded position; the grammar allows the
+    number of tokens proposed, starting at the leftmost undecoded position; the grammar allows the
     first one."""
     is_committed: bool
-    """Whether the KV cache has the final tokens of the block, that is, it was finished before the
-    last pass."""
+    """Whether the block's final tokens are in the KV cache, because it was finished before the last
+    pass."""
     num_rounds: int
     """Number of passes that decoded positions of the block."""
     num_forwards: int
-    """Number of all forward passes over the block."""
+    """Total number of forward passes over the block."""
     state: bytes = b""
-    """State of an unfinished block, for the ranks to continue with; opaque otherwise."""
+    """State of an unfinished block, from which the ranks can continue; opaque to other code."""
     draft: list[int] | None = None
-    """Tokens of an unfinished block (-1 if not decoded), if requested."""
+    """Tokens of an unfinished block, if requested; -1 for positions that are not decoded."""
 
 
 class AdapterReadResult(msgspec.Struct, array_like=True, frozen=True):
-    """End of reading a LoRA adapter to host memory."""
+    """Result of reading a LoRA adapter into host memory."""
 
     key: int
     """The adapter's key in its AdapterRead."""
     seconds: float
     """Duration of the read, in seconds."""
     error: str = ""
-    """Why the adapter cannot be used; empty if it can."""
+    """Reason why the adapter cannot be used; empty if it can."""
 
 
 class StepResult(msgspec.Struct, array_like=True, frozen=True):
-    """Result of a step, from rank 0."""
+    """Result of a step, sent by rank 0."""
 
     seq: int
     token_ids: list[int]
@@ -337,18 +343,20 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     speculative row, the tokens up to the first one that differs from its draft; for a running
     block, `num_tokens` tokens."""
     compute_ms: float
-    """Duration of the step on the rank in milliseconds, without copies to and from host memory."""
+    """Duration of the step on the rank in milliseconds, excluding copies to and from host
+    memory.
+    """
     times: RankTimes | None = None
-    """Times of the step; None from an executor that does not measure them."""
+    """Times of the step; None if the executor does not measure them."""
     logprobs: list[TokenLogprobs | None] | None = None
-    """Log-probabilities per token, None for requests without them, or for the whole step if no
-    request needs them."""
+    """Log-probabilities of each token; None for tokens of requests that need none, and None as a
+    whole if no request needs any."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
     """Log-probabilities of the prompt tokens predicted by a row's positions, by row index."""
     drafted: list[int] | None = None
     """Number of drafts of each speculative row."""
     num_sampled: list[int] | None = None
-    """Number of tokens in `token_ids` of each speculative row."""
+    """Number of tokens in `token_ids` for each speculative row."""
     blocks: list[BlockOutcome] | None = None
     """Outcomes of the running blocks, one per BlockRow."""
     num_forwards: int = 1
@@ -385,7 +393,7 @@ class SampleDigest:
         """Digest of all steps up to `seq`, as a signed 64-bit number.
 
         Raises:
-            KeyError: step `seq` was not added, or is hundreds of steps old.
+            KeyError: step `seq` was not added, or was added hundreds of steps ago.
         """
         value = self._values[seq]
         return value - 2**64 if value >= 2**63 else value

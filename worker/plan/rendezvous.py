@@ -1,4 +1,4 @@
-"""Rendezvous: addresses for the ranks of one group that are on several nodes.
+"""Rendezvous: addresses at which the ranks of a group on several nodes connect.
 
 On a single node, ranks use a directory instead. Across nodes, the coordinator listens at its node's
 address on two ports: one for ranks, which must send a token before they receive Plans, and one for
@@ -24,7 +24,7 @@ _FILE = "rendezvous"
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses and token for a rank to join its group."""
+    """Addresses and token with which a rank joins its group."""
 
     host: str
     """Address of the coordinator's node."""
@@ -35,8 +35,8 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     """Secret that a rank sends to the coordinator as its first frame."""
     store_fd: int = -1
-    """File descriptor of the socket listening on `store_port`, in rank 0's process, whose store
-    takes it over; -1 in other processes."""
+    """File descriptor of the socket listening on `store_port`, in rank 0's process, where torch's
+    store takes it over; -1 in other processes."""
 
 
 class RendezvousHost:
@@ -66,7 +66,7 @@ class RendezvousHost:
         draft.replace(path)
 
     def for_rank_0(self) -> Rendezvous:
-        """The rendezvous with the store's socket, which the caller then owns."""
+        """The rendezvous, including the store's socket, which the caller then owns."""
         assert self._store.fileno() >= 0, "the socket was already taken"
         return msgspec.structs.replace(self.rendezvous, store_fd=self._store.detach())
 
@@ -87,7 +87,7 @@ def published(directory: str, store_fd: int = -1) -> Rendezvous | None:
 
 
 def interface_towards(host: str) -> str | None:
-    """Network interface that leads to `host`; None if its name is unknown."""
+    """Name of the network interface that leads to `host`; None if it is unknown."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # a datagram socket: nothing is sent

@@ -1,8 +1,9 @@
-"""Stream sockets between the processes of a worker group, with `worker.protocol.frames`.
+"""Stream sockets between the processes of a worker group, which carry `worker.protocol.frames`.
 
 A step of a small model takes a tenth of a millisecond, so a message may only cost a single thread
 wake-up; zmq's I/O threads need three on either side. Within a node, these are Unix sockets in a
-directory private to the group's user; between nodes, TCP (`worker.plan.rendezvous`).
+directory private to the group's user. Between nodes, they are TCP sockets
+(`worker.plan.rendezvous`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from worker.protocol.frames import FrameReader, frame
 
 _CONNECT_RETRY_S = 0.02
 _BUFFER_BYTES = 4 << 20
-"""Socket buffer size per direction, large enough for long prompts."""
+"""Socket buffer size per direction in bytes, large enough for long prompts."""
 _READ_BYTES = 1 << 18
 _SILENCE_S = 5
-"""Idle seconds after which TCP probes the peer's node, and seconds between two probes."""
+"""Idle time in seconds after which TCP probes the peer's node, and time between two probes."""
 _LOST_AFTER_S = 20
 """Seconds without a response after which a node counts as lost."""
 
@@ -36,7 +37,8 @@ def socket_path(directory: str, name: str) -> str:
 
 
 def listen(directory: str, name: str, backlog: int) -> socket.socket:
-    """Creates a listening socket in the group's directory. Raises ValueError like `socket_path`."""
+    """Creates a listening socket in the group's directory. Raises the same error
+    as `socket_path`."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(socket_path(directory, name))
     listener.listen(backlog)
@@ -46,7 +48,7 @@ def listen(directory: str, name: str, backlog: int) -> socket.socket:
 def connect(directory: str, name: str) -> FrameStream:
     """Connects to a socket in the group's directory, waiting until a process listens there.
 
-    There is no timeout, since the parent of this process also starts the other one.
+    There is no timeout, since the parent of this process also starts the process that listens.
     """
     while True:
         connection = socket.socket(socket.AF_UNIX)
@@ -59,7 +61,7 @@ def connect(directory: str, name: str) -> FrameStream:
 
 
 def listen_on(host: str, backlog: int) -> socket.socket:
-    """Creates a TCP socket that listens on a free port of an address."""
+    """Creates a TCP socket that listens on a free port of the given address."""
     listener = socket.socket(_family(host))
     listener.bind((host, 0))
     listener.listen(backlog)
@@ -95,13 +97,13 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 class FrameStream:
-    """Frames over one connected stream socket."""
+    """Sends and receives frames over one connected stream socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._reader = FrameReader()
         self.unsent = bytearray()
-        """Bytes that are left to `flush` once the socket is writable."""
+        """Bytes that `flush` will send once the socket is writable."""
         # HAZARD: a thread that waits in `recv` is woken needlessly whenever the peer reads what was
         # sent to it, and the peer's `recv` waits for that: 50 us on a virtual machine. A thread
         # that waits in `poll` for POLLIN is only woken when data arrives.
@@ -117,7 +119,8 @@ class FrameStream:
         return self._socket.fileno()
 
     def send(self, payload: bytes) -> None:
-        """Sends a frame without waiting; what the kernel does not accept is left to `flush`."""
+        """Sends a frame without waiting. Bytes that the kernel does not accept are left
+        to `flush`."""
         data = frame(payload)
         if self.unsent:
             self.unsent += data
@@ -145,7 +148,7 @@ class FrameStream:
             self.unsent.clear()
 
     def flush_all(self, timeout_s: float) -> None:
-        """Sends all unsent data, for at most `timeout_s` seconds."""
+        """Sends all unsent data, waiting for at most `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while self.unsent and (left := deadline - time.monotonic()) > 0:
             select.select([], [self._socket], [], left)

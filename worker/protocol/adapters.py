@@ -17,32 +17,32 @@ class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
     folder: str
     """Folder of the adapter on the workers' nodes."""
     version: str
-    """Digest of the content (see `worker.models.config.adapter_version`): other weights or another
-    configuration have another version, under any name."""
+    """Digest of the content (see `worker.models.config.adapter_version`). Different weights or a
+    different configuration give a different version, whatever the name."""
 
 
 class AdapterCheck(msgspec.Struct, array_like=True, frozen=True):
-    """A worker's check of an adapter's folder."""
+    """Result of a worker's check of an adapter's folder."""
 
     version: str = ""
     """Digest of the content; empty if there is a problem, or while the worker is loading."""
     problem: str = ""
-    """Why the adapter cannot be served; empty if it can, or while the worker is loading."""
+    """Reason why the adapter cannot be served; empty if it can, or while the worker is loading."""
 
 
 class AdapterTotals(msgspec.Struct, array_like=True):
     """Adapters of a worker, and totals since the epoch began."""
 
     on_device: list[str] = []
-    """Versions on the device."""
+    """Versions of adapters on the device."""
     on_host: list[str] = []
-    """Versions in host memory, including those that are also on the device."""
+    """Versions of adapters in host memory, including those that are also on the device."""
     num_waiting: Annotated[
         int, AsGauge("num_requests_waiting_for_lora", "Requests waiting for their LoRA adapter.")
     ] = 0
     read_s: float = 0.0
-    """Moving average of the time to read an adapter to host memory, in seconds; 0 before the first
-    read."""
+    """Moving average of the time to read an adapter into host memory, in seconds; 0 before the
+    first read."""
     num_loads: Annotated[
         int, AsCounter("lora_loads", "LoRA adapters copied from host memory to the device.")
     ] = 0

@@ -14,22 +14,22 @@ SchedulePolicy = Literal["fcfs", "lpm"]
 AdmissionPolicyName = Literal["fifo", "pack"]
 
 MAX_COUNT = 2**31 - 1
-"""Maximum of every count: no worker has more tokens, requests or steps, and numbers of more than 64
-bits cannot be sent."""
+"""Maximum value of all counts. No worker has more tokens, requests or steps, and numbers of more
+than 64 bits cannot be sent."""
 MIN_SHARE = 1e-3
 """Minimum value of `max_prefill_share`: about one token in a typical 1,000-token step."""
 
 IN_SCHEDULER_CONFIG = {"within": "--scheduler-config"}
-"""Metadata of options without a separate flag, set in the JSON object of another flag; see
-cluster.cli."""
+"""Metadata of options that have no separate flag and are set in the JSON object of another flag
+(see cluster.cli)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmissionOptions:
     """Options of admission, which runs in every step that has room for prefill.
 
-    They are part of `SchedulingConfig` (`worker.config`), and each can be changed at run time
-    (`AdmissionChange`).
+    They are part of `SchedulingConfig` (`worker.config`), and each of them can be changed at run
+    time (`AdmissionChange`).
 
     Raises:
         ValueError: a value is out of range; the message names the flag or the field.
@@ -37,21 +37,22 @@ class AdmissionOptions:
 
     schedule_policy: SchedulePolicy = "fcfs"
     """Order of waiting requests of equal urgency: fcfs (first come, first served), or lpm (longest
-    cached prefix first, which falls back to fcfs when more than 128 requests wait)."""
+    cached prefix first; falls back to fcfs when more than 128 requests are waiting)."""
     prefill_admission_policy: AdmissionPolicyName = "fifo"
-    """Waiting requests that a step admits: fifo admits from the head of the queue while requests
+    """Which waiting requests a step admits: fifo admits from the head of the queue while requests
     fit, pack admits those with the fewest uncached prompt tokens first."""
     prefill_admission_lookahead: int = field(default=64, metadata=IN_SCHEDULER_CONFIG)
     """Number of waiting requests that pack and lpm choose from."""
     prefill_force_fifo_every: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Every Nth admission round under pack is fifo; 0 for none. Starvation is always prevented."""
+    """Use fifo in every Nth admission round under pack; 0 disables this. Starvation is prevented in
+    either case."""
     prefill_max_tokens: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Maximum prompt tokens per step; 0 for no limit other than --max-num-batched-tokens."""
     default_tpot_ms: int = field(default=80, metadata=IN_SCHEDULER_CONFIG)
-    """Target time per output token in milliseconds of requests without `slo.tpot_ms`; 0 for none.
-    The predicted time of a step with prefills is at most the smallest target of its decodes, but
-    prefills get at least 1/16 of --max-num-batched-tokens. The default is 80 % of the limit of
-    MLPerf Inference's server scenario for an 8B model, since steps take longer than predicted if
+    """Target time per output token, in milliseconds, of requests without `slo.tpot_ms`; 0 for none.
+    Prefill is limited so that a step's predicted time does not exceed the smallest target of its
+    decodes, but to no less than 1/16 of --max-num-batched-tokens. The default is 80 % of the limit
+    of MLPerf Inference's server scenario for an 8B model, since steps take longer than predicted if
     ranks and gateways share CPUs."""
     prefill_max_batch_size: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Maximum number of requests admitted per step; 0 for no limit."""
@@ -81,7 +82,7 @@ class AdmissionOptions:
 
 
 class AdmissionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Change of some admission options; the others keep their values.
+    """Change to some admission options; the others keep their values.
 
     Raises:
         ValueError: an option is unknown, or a value has the wrong type or is out of range.

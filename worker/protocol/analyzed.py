@@ -13,7 +13,8 @@ _lock = threading.Lock()
 
 
 def analyzed(kind: type[_Kind]) -> type[_Kind]:
-    """Returns `kind` once msgspec has analyzed it: `msgspec.convert(value, analyzed(Kind))`.
+    """Returns `kind` once msgspec has analyzed it. For use in calls such as
+    `msgspec.convert(value, analyzed(Kind))`.
 
     HAZARD: msgspec 0.22 analyzes a class when it first decodes to it, and other threads use the
     analysis before it is complete. They then read a null pointer, and the process crashes with

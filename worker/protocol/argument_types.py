@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Schemas = Mapping[str, Any]
-"""JSON schemas of one function's arguments, by name."""
+"""JSON schemas of one function's arguments, by argument name."""
 
 _ALL = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _MAX_DEPTH = 16
-"""Maximum depth of references and alternatives."""
+"""Maximum nesting depth of references and alternatives."""
 
 
 def argument_types(parameters: Mapping[str, Any]) -> Schemas:
     """Reduces the schema of each argument to `type` and `enum`.
 
-    References and alternatives are resolved: a schema gets all types that may be valid, or the
-    allowed values.
+    References and alternatives are resolved: each reduced schema has all types that may be valid,
+    or the allowed values.
 
     Args:
         parameters: JSON schema of the function's arguments.

@@ -1,15 +1,15 @@
 """Chained block hashes of full pages of tokens: equal hashes mean (almost surely) equal prefixes.
 
 Gateway and worker compute the same hashes, so a gateway can determine which worker has cached a
-prompt. Hashes are only used for routing; before a worker reuses a page, it compares the token ids.
+prompt. Hashes are only used for routing. Before a worker reuses a page, it compares the token ids.
 
     digest of a page    e = mix(Σ token[j]·key[j])
     hash of page i      h[i] = h[i-1]·M + e[i]          h[-1] is the root, or the parent
 
-all modulo 2⁶⁴. The first line is multilinear hashing (Carter & Wegman 1979) with a final mix. The
-second, unlike a chain of digests, needs no loop: M is invertible, so h[i] = Mⁱ·(M·h[-1] + Σ
-e[j]·M⁻ʲ), a running sum over all pages of a prompt. A client can construct two prompts of a
-thousand pages that collide; this only affects their routing.
+All values are modulo 2⁶⁴. The first line is multilinear hashing (Carter & Wegman 1979) with a final
+mix. The second line, unlike a chain of digests, needs no loop: M is invertible, so h[i] =
+Mⁱ·(M·h[-1] + Σ e[j]·M⁻ʲ), a running sum over all pages of a prompt. A client can construct two
+prompts of a thousand pages that collide; this only affects how they are routed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKEN_BYTES = 4
 _UINT32 = np.dtype("<u4")
 
 _FEW = 4
-"""Number of pages up to which plain integers are faster than arrays."""
+"""Maximum number of pages for which plain integers are faster than arrays."""
 _M64 = 2**64 - 1
 _CHAIN = 0xD1342543DE82EF95
 _CHAIN_INVERSE = pow(_CHAIN, -1, 2**64)
@@ -73,7 +73,7 @@ def block_hashes(token_ids: TokenBuffer, page_size: int, parent: int) -> list[in
     extend a chain.
 
     Raises:
-        ValueError: the buffer's items are not 4 bytes wide (or single bytes).
+        ValueError: the buffer's items are neither 4 bytes wide nor single bytes.
     """
     tokens = _tokens(token_ids)
     count = len(tokens) // page_size

@@ -1,4 +1,4 @@
-"""Block diffusion: algorithm and optimization names, request parameters, totals."""
+"""Block diffusion: names of algorithms and optimizations, request parameters, and totals."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DllmAlgorithm = Literal[
     "JointThresholdInDel",
 ]
 EDITING: Final = ("JointThreshold", "JointThresholdInDel")
-"""Algorithms that replace decoded tokens."""
+"""Algorithms that may replace tokens that are already decoded."""
 CANVAS_ALGORITHM: Final = "Gemma4Renoise"
-"""Algorithm of models with canvases, named as in SGLang; they do not support other algorithms."""
+"""Algorithm of models with canvases, which support no other. Named as in SGLang."""
 DllmFeature = Literal[
     "inplace",
     "mixed_rounds",
@@ -37,7 +37,7 @@ _RANGES = {
     "max_post_edit_steps": (0, 1024),
     "penalty": (0, 100),
 }
-"""Minimum and maximum of each number in DiffusionParams."""
+"""Minimum and maximum of each numeric field of DiffusionParams."""
 
 
 class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,23 +50,24 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     algorithm: DllmAlgorithm | None = None
     """Decoding algorithm: how a round selects the positions to decode."""
     threshold: float | None = None
-    """Confidence threshold: positions whose token is more likely than this are decoded; the most
-    likely position always is (LowConfidence, JointThreshold, JointThresholdInDel; with a
-    grammar, all algorithms)."""
+    """Confidence threshold: positions whose most likely token has a higher probability are decoded;
+    the most confident position always is (LowConfidence, JointThreshold, JointThresholdInDel; with
+    a grammar, all algorithms)."""
     steps: int | None = None
     """Maximum number of rounds per block: each round decodes at least its share of the positions
     (LowConfidence), or exactly its share (LowConfidenceStatic, Sequential). The default is the
-    block size, for one position per round. For canvases, the default is the checkpoint's."""
+    block size, for one position per round. For canvases, the checkpoint specifies the default."""
     entropy_bound: float | None = None
     """Positions are decoded in ascending order of entropy while the sum of their entropies, in
     nats, does not exceed this bound; the first position always is (EntropyBounded). The default is
-    0.35; for canvases, the checkpoint's."""
+    0.35; for canvases, the checkpoint specifies it."""
     edit_threshold: float | None = None
     """Probability above which a decoded token is replaced by another (JointThreshold)."""
     max_post_edit_steps: int | None = None
     """Maximum number of edit rounds after a block is fully decoded (JointThreshold)."""
     penalty: float | None = None
-    """Subtracted from the logit of the token just before a position (JointThreshold)."""
+    """Penalty subtracted, at each position, from the logit of the token at the preceding position
+    (JointThreshold)."""
     stream_drafts: bool = False
     """Whether a stream includes the running block after every round."""
 
@@ -81,10 +82,10 @@ class BlockTotals(msgspec.Struct, array_like=True):
     """Totals of block diffusion since the epoch began."""
 
     num_forwards: int = 0
-    """Number of forward passes."""
+    """Number of forward passes of the model."""
     num_rounds: int = 0
     """Number of forward passes that decoded positions of a block, summed over blocks."""
     num_passes: int = 0
     """Number of forward passes over running blocks, summed over blocks."""
     num_tokens: int = 0
-    """Number of tokens of finished blocks."""
+    """Number of tokens in finished blocks."""

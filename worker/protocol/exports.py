@@ -1,4 +1,4 @@
-"""Prometheus metrics declared at the fields that they export, with name and help."""
+"""Prometheus metrics that are declared, with name and help, at the fields they export."""
 
 from __future__ import annotations
 

@@ -20,11 +20,12 @@ FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 )  # fmt: skip
-"""Bucket bounds for times to first token in seconds, as in vLLM's `time_to_first_token_seconds`."""
+"""Histogram buckets for times to first token, in seconds, as in vLLM's
+`time_to_first_token_seconds`."""
 
 
 class Histogram:
-    """Bucket counts and sum. Not thread-safe: for use on the event loop only."""
+    """Histogram: bucket counts and a sum. Not thread-safe: for use on the event loop only."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -34,7 +35,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Adds `value`, `count` times."""
+        """Adds `count` observations of `value`."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
@@ -77,7 +78,7 @@ def render(families: Iterable[Metric], content_type: str) -> bytes:
 
 
 def merge(parts: Iterable[bytes], content_type: str) -> bytes:
-    """Merges the metrics of several processes: each family once, with the samples of all.
+    """Merges the metrics of several processes. Each family is listed once, with all samples.
 
     Samples of different processes must differ in a label. Texts are split at families, not parsed.
     """
@@ -96,7 +97,7 @@ def merge(parts: Iterable[bytes], content_type: str) -> bytes:
 
 
 def label_pair(name: str, value: str) -> str:
-    """Label and value as `render` writes them."""
+    """Label and value in the form that `render` writes."""
     return f'{name}="{_escape(value)}"'
 
 

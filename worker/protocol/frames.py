@@ -1,7 +1,7 @@
 """Frames on stream sockets, and the messages between a gateway and a frontend on the same node.
 
 A frame is a length (uint32, little-endian) followed by a payload of that many bytes: one message in
-msgpack, never pickled. Shared by all processes of a worker group and its gateways.
+msgpack, never pickled. Frames are shared by all processes of a worker group and its gateways.
 
 gateway ──Attach, then Call (SubmitBatch)──────────────────────────> frontend
 gateway <──Item (WorkerItem), Reply (SubmitReply), CallFailure (text)── frontend
@@ -14,13 +14,13 @@ from struct import Struct
 import msgspec
 
 MAX_PAYLOAD_BYTES = 256 * 2**20
-"""Maximum payload length; a larger value means that the stream is corrupt."""
+"""Maximum payload length in bytes. A larger value means that the stream is corrupt."""
 
 _HEADER = Struct("<I")
 
 
 class Attach(msgspec.Struct, tag="attach", array_like=True, frozen=True):
-    """First frame of a gateway's connection; identifies the gateway."""
+    """First frame of a gateway's connection, which identifies the gateway."""
 
     gateway_id: str
 
@@ -31,14 +31,14 @@ class Call(msgspec.Struct, tag="call", array_like=True, frozen=True):
     number: int
     """Number of the call, repeated in the reply."""
     payload: bytes
-    """Msgpack of a SubmitBatch."""
+    """SubmitBatch encoded as msgpack."""
 
 
 class Item(msgspec.Struct, tag="item", array_like=True, frozen=True):
     """The next item of the attach stream."""
 
     payload: bytes
-    """Msgpack of a WorkerItem."""
+    """WorkerItem encoded as msgpack."""
 
 
 class Reply(msgspec.Struct, tag="reply", array_like=True, frozen=True):
@@ -46,7 +46,7 @@ class Reply(msgspec.Struct, tag="reply", array_like=True, frozen=True):
 
     number: int
     payload: bytes
-    """Msgpack of a SubmitReply."""
+    """SubmitReply encoded as msgpack."""
 
 
 class CallFailure(msgspec.Struct, tag="failure", array_like=True, frozen=True):
@@ -65,8 +65,8 @@ class SocketOffer(msgspec.Struct):
 
     path: str | None
     """Path of the socket, for a gateway on the worker's node; None if the call itself carries the
-    items. With a socket, the call stays open without further items: Serve stops a draining worker
-    once it has no open calls."""
+    items. With a socket, the call stays open without further items, since Serve stops a draining
+    worker once it has no open calls."""
 
 
 def heartbeat_key(worker_id: str) -> bytes:
@@ -75,7 +75,7 @@ def heartbeat_key(worker_id: str) -> bytes:
 
 
 def frame(payload: bytes) -> bytes:
-    """Frame of a payload: its length, then the payload."""
+    """Encodes a payload as a frame: its length, then the payload."""
     return _HEADER.pack(len(payload)) + payload
 
 
@@ -88,11 +88,11 @@ class FrameReader:
         self._rest = bytearray()
         """Start of an incomplete frame."""
         self._missing = 0
-        """Number of bytes missing from the current frame or header; incomplete frames are not
+        """Number of bytes missing from the current frame or header. Incomplete frames are not
         parsed."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Payloads of all frames that `data` completes.
+        """Returns the payloads of all frames that `data` completes.
 
         Raises:
             ConnectionError: a frame is too long, so the stream is corrupt.

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 HostCachePolicy = Literal["auto", "always"]
-"""When to copy pages back from host memory: if that is faster than recomputing them (auto), or
+"""When to copy pages back from host memory: only if it is faster than recomputing them (auto), or
 always."""
 
 
@@ -28,15 +28,15 @@ class HostCacheTotals(msgspec.Struct, array_like=True):
     num_evicted: int = 0
     """Number of pages evicted from the tier without having been reused."""
     num_recomputed: int = 0
-    """Number of pages recomputed although they were in the tier: because that was faster, or
-    because a request sampled the same tokens as another."""
+    """Number of pages recomputed although they were in the tier, because that was faster, or
+    because a request sampled the same tokens as another one."""
     num_resumed_tokens: int = 0
     """Number of computed tokens of preempted requests, counted when they are readmitted."""
     num_resumed_cached_tokens: int = 0
-    """Tokens of `num_resumed_tokens` that were still on the device."""
+    """Number of those tokens (`num_resumed_tokens`) that were still on the device."""
     num_resumed_loaded_tokens: int = 0
-    """Tokens of `num_resumed_tokens` that were copied back from the host."""
+    """Number of those tokens (`num_resumed_tokens`) that were copied back from the host."""
     load_s: float = 0.0
-    """Seconds spent on copies back to the device."""
+    """Total time of copies back to the device, in seconds."""
     num_hit_tokens: int = 0
-    """Number of cached tokens of requests that were copied back from the host."""
+    """Number of cached tokens that were copied back from the host for requests."""

@@ -1,4 +1,4 @@
-"""Resolves model names: a local folder, or a repository of the Hugging Face Hub."""
+"""Resolves model names, which are local folders or repositories on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def at_revision(model: str, revision: str) -> str:
-    """Model name with revision: ORGANIZATION/NAME@REVISION.
+    """Model name with a revision: ORGANIZATION/NAME@REVISION.
 
-    It is one string, so that the revision is always passed along with the name.
+    This is one string, so that the revision is always passed along with the name.
     """
     return f"{model}@{revision}" if revision else model
 
@@ -25,7 +25,7 @@ def local_folder(model: str) -> Path | None:
 
     Raises:
         Unavailable: the name can only be that of a folder, and the folder does not exist.
-        ValueError: a revision is given for a folder.
+        ValueError: a revision was given for a folder.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -49,8 +49,8 @@ def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ())
 
     Args:
         repository: ORGANIZATION/NAME, or ORGANIZATION/NAME@REVISION.
-        files: name patterns of the files to download.
-        ignored: name patterns of files to exclude.
+        files: glob patterns of files to download.
+        ignored: glob patterns of files to exclude.
 
     Raises:
         Unavailable: the Hub is unreachable or busy, and the cache has no complete snapshot.
@@ -106,7 +106,7 @@ def _can_only_be_folder(model: str) -> bool:
 
 
 def hub_may_heal(error: BaseException) -> bool:
-    """Whether a failed download may succeed later.
+    """Whether retrying a failed download later may succeed.
 
     Client errors (4xx) are permanent (no such repository, gated, invalid token), except for 408,
     425 and 429.

@@ -1,4 +1,5 @@
-"""Limits of an engine, for the early rejection of requests that can never run."""
+"""Limits of an engine, which are checked to reject requests that can never run before queueing
+them."""
 
 from __future__ import annotations
 
@@ -15,31 +16,32 @@ from worker.protocol.sampling import MAX_BAD_WORDS_TOKENS, MAX_LOGIT_BIASES, Sam
 
 
 class Overflow(NamedTuple):
-    """Numbers for a prompt that exceeds the context length."""
+    """Token counts for a prompt that exceeds the context length."""
 
     num_tokens: int
-    """Number of tokens of the prompt; a lower bound if it is not tokenized."""
+    """Number of tokens in the prompt; a lower bound if it is not tokenized."""
     max_prompt_tokens: int
-    """Maximum number of tokens of a prompt, which leaves room for one generated token."""
+    """Maximum number of tokens in a prompt, which leaves room for one generated token."""
 
 
 class Problem(NamedTuple):
     """Reason why a request can never run."""
 
     param: str
-    """Invalid field: one of SamplingParams, or `prompt`."""
+    """Invalid field: a field of SamplingParams, or `prompt`."""
     message: str
     """Message for the client, including the numbers."""
     overflow: Overflow | None = None
-    """Set if the prompt exceeds the context length, so each API can word the error its own way."""
+    """Set if the prompt exceeds the context length, so that each API can word the error its own
+    way."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Part of EngineInfo that decides which requests can run; equal for identical workers."""
+    """Part of EngineInfo that determines which requests can run; equal for identical workers."""
 
     max_model_len: int
     max_total_tokens: int
-    """Maximum number of tokens of a request that fits in the KV cache."""
+    """Maximum number of tokens of one request (prompt plus completion) that fit in the KV cache."""
     vocab_size: int
     block_size: int
     """Tokens per block in block diffusion; 1 for an autoregressive model."""
@@ -70,7 +72,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum number of tokens of a prompt, which leaves room for one generated token if the
+        """Maximum number of tokens in a prompt, which leaves room for one generated token if the
         model generates any."""
         return self.max_tokens - (self.pooling is None)
 
@@ -78,8 +80,8 @@ class Limits(msgspec.Struct, frozen=True):
 def refuse(
     submit: Submit, info: EngineInfo, known: dict[int, Problem | None] | None = None
 ) -> Rejection | None:
-    """Rejection, with the numbers, if `submit` can never run on an engine like `info`, otherwise
-    None.
+    """Rejection of `submit`, with the numbers, if it can never run on an engine like `info`;
+    otherwise None.
 
     This protects ranks from invalid requests: a token id outside the embedding would crash a rank.
     A `max_tokens` that exceeds the context is accepted: generation then ends with finish reason
@@ -119,7 +121,7 @@ def refuse(
 
 
 def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
-    """Problem of a prompt that is empty or too long, otherwise None."""
+    """Problem with a prompt that is empty or too long; None if there is none."""
     if num_tokens == 0:
         return Problem("prompt", "the prompt is empty: send at least one token")
     if num_tokens <= limits.max_prompt_tokens:
@@ -128,14 +130,14 @@ def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
 
 
 def too_long(found: str, num_tokens: int, max_tokens: int, limits: Limits | None = None) -> Problem:
-    """Problem of a prompt that exceeds the context length.
+    """Creates the problem for a prompt that exceeds the context length.
 
     Coding agents compact their conversation if the message matches one of their patterns, including
     `maximum context length is N tokens` and `reduce the length of the messages`: keep both.
 
     Args:
         found: the length of the prompt, as a clause of the message.
-        num_tokens: number of tokens of the prompt; a lower bound if it is not tokenized.
+        num_tokens: number of tokens in the prompt; a lower bound if it is not tokenized.
         max_tokens: maximum number of tokens of prompt plus completion.
         limits: the engine, if its KV cache may be the reason; None to omit that.
     """
@@ -150,7 +152,8 @@ def too_long(found: str, num_tokens: int, max_tokens: int, limits: Limits | None
 
 
 def token_problem(limits: Limits, token_id: int) -> Problem | None:
-    """Problem of a prompt whose largest token id (unsigned) exceeds the vocabulary, or None."""
+    """Problem with a prompt whose largest token id (unsigned) is outside the vocabulary; None if
+    there is none."""
     if token_id < limits.vocab_size:
         return None
     shown = token_id - 2**32 if token_id >= 2**31 else token_id
@@ -160,7 +163,8 @@ def token_problem(limits: Limits, token_id: int) -> Problem | None:
 
 
 def room_problem(limits: Limits, sampling: SamplingParams, num_tokens: int) -> Problem | None:
-    """Problem of a `min_tokens` that does not fit after a prompt of `num_tokens`, or None."""
+    """Problem with a `min_tokens` that does not fit after a prompt of `num_tokens` tokens; None if
+    there is none."""
     num_left = limits.max_tokens - num_tokens
     if sampling.min_tokens <= num_left:
         return None
@@ -172,8 +176,8 @@ def room_problem(limits: Limits, sampling: SamplingParams, num_tokens: int) -> P
 
 
 def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None:
-    """Problem of the first sampling parameter that has an unknown token id, exceeds a maximum or is
-    unsupported for the kind of model; None if there is none."""
+    """Problem with the first sampling parameter that has an unknown token id, exceeds a maximum or
+    is unsupported for the kind of model; None if there is none."""
     num_tokens = sum(map(len, sampling.bad_words_token_ids))
     for name, unit, count, limit in (
         ("logit_bias", "tokens", len(sampling.logit_bias or ()), MAX_LOGIT_BIASES),
@@ -206,7 +210,8 @@ def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None
 
 
 def largest_token(prompt: bytes) -> int:
-    """Largest token id of a prompt as unsigned, so that negative ids exceed every vocabulary."""
+    """Largest token id of a prompt, as an unsigned number, so that negative ids exceed every
+    vocabulary."""
     return int(np.frombuffer(prompt, dtype="<u4").max(initial=0))
 
 
@@ -219,7 +224,8 @@ def _parameters(
 
 
 def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
-    """Problem of the first parameter unsupported for the kind of model, otherwise None."""
+    """Problem with the first parameter that is unsupported for the kind of model; None if there is
+    none."""
     if limits.pooling is not None or sampling.pooling is not None:
         return _pooling_problem(limits.pooling, sampling.pooling)
     if limits.block_size == 1:
@@ -255,8 +261,8 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
 
 
 def _pooling_problem(info: PoolingInfo | None, params: PoolingParams | None) -> Problem | None:
-    """Problem of a request for a vector to a model that generates text, of the opposite case, or of
-    an unsupported number of dimensions; None if there is none."""
+    """Problem with a request for a vector to a model that generates text, with a request for text
+    to a pooling model, or with an unsupported number of dimensions; None if there is none."""
     if info is None:
         return Problem(
             "model",
@@ -284,7 +290,8 @@ def _pooling_problem(info: PoolingInfo | None, params: PoolingParams | None) -> 
 
 
 def _unsuited_for_canvases(sampling: SamplingParams) -> Problem | None:
-    """Problem of the first parameter unsupported by models with canvases, otherwise None."""
+    """Problem with the first parameter that models with canvases do not support; None if there is
+    none."""
     if sampling.structured_outputs is not None:
         return Problem(
             "structured_outputs",
@@ -303,8 +310,8 @@ def _unsuited_for_canvases(sampling: SamplingParams) -> Problem | None:
 
 
 def _unsuited_for_moves(limits: Limits, sampling: SamplingParams) -> Problem | None:
-    """Problem of the first parameter unsupported by an algorithm that deletes and inserts tokens,
-    otherwise None."""
+    """Problem with the first parameter that is unsupported by an algorithm that deletes and inserts
+    tokens; None if there is none."""
     if not limits.has_edit_tokens:
         return Problem(
             "diffusion",

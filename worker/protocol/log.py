@@ -12,16 +12,17 @@ from typing import Literal, TextIO
 LogFormat = Literal["text", "json"]
 
 FILE_VARIABLE = "RAYFLEET_LOG_FILE"
-"""Environment variable with the file to which all processes append their log lines, such as
+"""Environment variable that names the file to which all processes append their log lines, such as
 /proc/1/fd/1 (standard output of a container). Default: standard error of each process."""
 FIELDS = ("request_id", "worker_id", "model")
-"""Record attributes that can be set with `extra=`."""
+"""Record attributes that callers can set with `extra=`."""
 
 
 def setup_logging(
     level: str = "INFO", log_format: LogFormat = "text", process: str = "rayfleet"
 ) -> None:
-    """Sends all records of this process to FILE_VARIABLE's file, or to standard error.
+    """Sends all log records of this process to the file that FILE_VARIABLE names, or to standard
+    error.
 
     `process` identifies the process in every line.
     """
@@ -40,7 +41,7 @@ def setup_logging(
 def _stream() -> tuple[TextIO, str | None]:
     """Stream for log lines, and a problem if it is not the configured one.
 
-    HAZARD: in replicas, Ray Serve replaces `sys.stderr` by a stream that wraps each line in a
+    HAZARD: in replicas, Ray Serve replaces `sys.stderr` with a stream that wraps each line in a
     record of level INFO, so the original standard error is used.
     """
     problem = None
@@ -53,13 +54,14 @@ def _stream() -> tuple[TextIO, str | None]:
 
 
 def log_as(process: str) -> None:
-    """Sets up logging as configured by `rayfleet serve`; child processes inherit that."""
+    """Sets up logging as configured by `rayfleet serve`. Child processes inherit
+    the configuration."""
     log_format: LogFormat = "json" if os.environ.get("RAYFLEET_LOG_FORMAT") == "json" else "text"
     setup_logging(os.environ.get("RAYFLEET_LOG_LEVEL", "INFO"), log_format, process)
 
 
 class TextFormatter(logging.Formatter):
-    """Formats text: `2026-01-31T12:00:00.000Z INFO gateway router.gateway: message
+    """Formats records as text: `2026-01-31T12:00:00.000Z INFO gateway router.gateway: message
     request_id=...`."""
 
     def __init__(self, process: str) -> None:
@@ -67,7 +69,7 @@ class TextFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record, followed by the lines of its traceback."""
+        """Line for a record, followed by the lines of its traceback."""
         line = (
             f"{_timestamp(record)} {record.levelname} {self._process} {record.name}: "
             f"{record.getMessage()}"
@@ -80,14 +82,14 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats JSON: one object per record."""
+    """Formats records as JSON: one object per record."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record, with its traceback as a field."""
+        """Line for a record, with its traceback as a field."""
         entry: dict[str, str] = {
             "time": _timestamp(record),
             "level": record.levelname,

@@ -1,9 +1,9 @@
 """Options: fields of nested configuration dataclasses under the flat names of flags and config
 files.
 
-A configuration consists of groups, each a dataclass in a field with the metadata of `group`. Flags,
-config files and `LLM` have the fields of all groups in one flat namespace; code reads them from the
-groups.
+A configuration consists of groups, each of which is a dataclass in a field with the metadata of
+`group`. Flags, config files and `LLM` have the fields of all groups in one flat namespace; code
+reads them from the groups.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class Option(NamedTuple):
     """A field of a configuration's dataclass, or of one of its groups."""
 
     name: str
-    """Key in config files. The flag is the same with dashes, or with its value within the JSON
-    object of another flag."""
+    """Key in config files. On the command line, the option is a flag of this name with dashes, or a
+    key in the JSON object of another flag."""
     field: Field[Any]
-    """The field. Metadata `option` is the option's name if it differs from the field's, `within` is
-    the flag whose JSON object contains it."""
+    """The field. Its metadata may have `option`, the option's name if it differs from the field's,
+    and `within`, the flag whose JSON object contains the option."""
     hint: Any
     """Type of the value."""
     owner: type
     """Dataclass of the field."""
     title: str
-    """Title of its group in the CLI's help; empty for the configuration's own fields."""
+    """Title of the option's group in the CLI's help; empty for the configuration's own fields."""
 
 
 def group(title: str = "") -> Mapping[str, str]:
     """Metadata of a field that is a group of options: a dataclass whose fields all have defaults.
 
-    If the field's default is None, None disables the feature, and the dataclass has a property
-    `enabled`.
+    If the field's default is None, None disables the feature, and the dataclass must have a
+    property `enabled`.
 
     Args:
         title: title of the group in the CLI's help; empty to list its options along with those
@@ -52,7 +52,7 @@ def group(title: str = "") -> Mapping[str, str]:
 
 
 def options_of(cls: type) -> Mapping[str, Option]:
-    """Options of a dataclass and its groups by name."""
+    """Options of a dataclass and its groups, by name."""
     return _options_of(cls)
 
 
@@ -83,7 +83,7 @@ def option_name(options: Any, name: str) -> str:
 
 
 def from_options(cls: type[T], values: Mapping[str, Any]) -> T:
-    """An instance of a dataclass with the given options, and defaults for the others.
+    """Creates an instance of a dataclass with the given options, and defaults for the others.
 
     Raises:
         ValueError: an option is unknown or out of range; the message names it.
@@ -96,7 +96,7 @@ def from_options(cls: type[T], values: Mapping[str, Any]) -> T:
 
 
 def option_values(config: Any) -> dict[str, Any]:
-    """Values of all options of a dataclass and its groups; the defaults of a disabled group."""
+    """Values of all options of a dataclass and its groups. A disabled group has its defaults."""
     found = dict[str, Any]()
     for item, hint in _fields_of(type(config)):
         value = getattr(config, item.name)
@@ -123,7 +123,7 @@ def _build(cls: type, values: Mapping[str, Any]) -> Any:
 
 
 def _fields_of(cls: type) -> Iterator[tuple[Field[Any], Any]]:
-    """Fields of a dataclass with their types."""
+    """Fields of a dataclass, with their types."""
     hints = _type_hints(cls)
     return ((item, hints[item.name]) for item in fields(cls))
 
@@ -134,7 +134,7 @@ def _type_hints(cls: type) -> Mapping[str, Any]:
 
 
 def _group_kind(hint: Any) -> Any:
-    """Dataclass of a group's field: its type, without None."""
+    """Dataclass of a field that is a group: the field's type, without None."""
     if isinstance(hint, types.UnionType):
         (hint,) = (kind for kind in typing.get_args(hint) if kind is not types.NoneType)
     return hint

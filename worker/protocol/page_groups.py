@@ -1,4 +1,5 @@
-"""Page groups: groups of layers with separate pages, and the number of pages a request needs."""
+"""Page groups: groups of layers with separate pages, and the number of pages that a
+request needs."""
 
 from __future__ import annotations
 
@@ -10,18 +11,18 @@ UNBOUNDED = 1 << 40
 """Maximum length, in tokens, if all layers use sliding windows: the number of pages then does not
 grow with the length."""
 MIN_SNAPSHOTS = 4
-"""Minimum number of snapshots with which a single request can still cache its latest state: those
+"""Minimum number of snapshots with which a single request can always cache its latest state: those
 that a step loads, plus those that two steps store."""
 
 
 class PageGroups(msgspec.Struct, array_like=True, frozen=True):
-    """Groups with equal numbers of layers; each has its own pages for every request.
+    """Groups with equal numbers of layers; each has separate pages for every request.
 
         page of a group    page_size tokens, in each of its layers
         block of a request page_size positions: a page in every group
 
     All pages have the same size, so any page can belong to any group. Full-attention groups keep a
-    page for each block; window groups free those that no later position attends to.
+    page for each block; window groups free pages that no later position attends to.
     """
 
     num_full: int = 1
@@ -29,10 +30,10 @@ class PageGroups(msgspec.Struct, array_like=True, frozen=True):
     num_window: int = 0
     """Number of sliding-window groups; they come after the full-attention groups."""
     window: int = 0
-    """Window size in positions, including the query's; 0 if there are no such groups."""
+    """Window size in positions, including the query's; 0 if there are no sliding-window groups."""
     snapshot_pages: int = 0
-    """Number of pages that take as much memory as one linear-attention state: one state snapshot is
-    kept per this many pages of a prefix. 0 if layers have no states, or prefix caching is
+    """Number of pages that take as much memory as one linear-attention state. One state snapshot is
+    kept for this many pages of a prefix. 0 if layers have no states, or prefix caching is
     disabled."""
 
     @property
@@ -41,7 +42,7 @@ class PageGroups(msgspec.Struct, array_like=True, frozen=True):
         return self.num_full + self.num_window
 
     def num_snapshots(self, num_pages: int) -> int:
-        """Number of snapshots that use as much memory as `num_pages` pages; 0 if there are no
+        """Number of snapshots that take as much memory as `num_pages` pages; 0 if there are no
         states."""
         if not self.snapshot_pages:
             return 0
@@ -90,4 +91,4 @@ class PageGroups(msgspec.Struct, array_like=True, frozen=True):
 
 
 ONE_GROUP: Final = PageGroups()
-"""Groups of a model in which all layers use full attention."""
+"""Page groups of a model in which all layers use full attention."""

@@ -11,10 +11,9 @@ Task = Literal["auto", "generate", "embed", "classify", "score"]
 Runner = Literal["auto", "generate", "pooling"]
 Convert = Literal["auto", "none", "embed", "classify"]
 PoolingType = Literal["last", "mean", "cls"]
-"""Hidden states that become the vector: that of the last token, the mean of all, or that of the
-first token."""
+"""Hidden states that become the vector: the last token's, the mean of all, or the first token's."""
 PoolingTypeName = Literal["last", "mean", "cls", "LAST", "MEAN", "CLS"]
-"""Pooling as users write it: vLLM's names are in capitals."""
+"""Pooling type as users write it, including vLLM's names, which are in capitals."""
 Activation = Literal["none", "sigmoid", "softmax"]
 """Function that converts the logits of a classification head to scores."""
 
@@ -35,15 +34,16 @@ class PoolingOptions:
     embed for sentence-transformers checkpoints, classify for *ForSequenceClassification, otherwise
     generate."""
     runner: Runner = "auto"
-    """Same as --task, as in vLLM: generate, or pooling for the task of --convert."""
+    """Alternative to --task, as in vLLM: generate, or pooling for the task of --convert."""
     convert: Convert = "auto"
-    """Task of --runner pooling, as in vLLM: embed or classify; auto selects it by the
+    """Task of --runner pooling, as in vLLM: embed or classify; auto selects the one that suits the
     checkpoint."""
     pooling_type: PoolingTypeName | None = field(default=None, metadata=_IN_POOLER_CONFIG)
-    """Pooling: hidden state of the last token, mean of all, or of the first token (cls). The
-    checkpoint's pooling configuration, or last, if unset."""
+    """Pooling: hidden state of the last token, mean of all, or of the first token (cls). If unset,
+    the checkpoint's pooling configuration, or last if there is none."""
     normalize: bool | None = field(default=None, metadata=_IN_POOLER_CONFIG)
-    """Whether to L2-normalize embeddings. If unset, as the checkpoint specifies, or true."""
+    """Whether to L2-normalize embeddings. If unset, as the checkpoint specifies, or true if it
+    specifies nothing."""
 
     def __post_init__(self) -> None:
         is_converted = self.convert not in ("auto", "none")
@@ -60,8 +60,8 @@ class PoolingOptions:
 
     @property
     def requested(self) -> Task | Literal["pooling"]:
-        """The task; "pooling" for the task that suits the checkpoint, "auto" if none is
-        requested."""
+        """The requested task: "pooling" for the pooling task that suits the checkpoint, "auto" if
+        no task is requested."""
         if self.task != "auto":
             return self.task
         if self.convert in ("embed", "classify"):
@@ -79,8 +79,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     dimensions: int | None = None
-    """Number of leading dimensions of the embedding to return (matryoshka), which are then
-    normalized again; None for all."""
+    """Number of leading dimensions of the embedding to return (matryoshka); None for all. If set,
+    they are L2-normalized again."""
     normalize: bool | None = None
     """Whether to L2-normalize the embedding; None for the model's default."""
 
@@ -90,7 +90,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
-    """Properties of a pooling model, part of EngineInfo."""
+    """Properties of a pooling model, which are part of EngineInfo."""
 
     task: Literal["embed", "classify"]
     """embed returns the pooled hidden state, classify the logits of a head."""
@@ -104,23 +104,23 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     labels: tuple[str, ...] = ()
     """Names of the labels, by index; empty for embeddings."""
     dimensions: tuple[int, ...] = ()
-    """Supported numbers of dimensions (matryoshka); empty if any number is."""
+    """Supported numbers of dimensions (matryoshka); empty if all are supported."""
     prompts: tuple[tuple[str, str], ...] = ()
-    """Names and prefixes of texts, as in config_sentence_transformers.json."""
+    """Prefixes of texts by name, as in config_sentence_transformers.json."""
     default_prompt: str = ""
-    """Name of the default prefix, for texts for which the request names none; may be empty."""
+    """Name of the prefix for texts if the request names none; may be empty."""
     pair_template: str = ""
     """Prompt for a pair of texts, with the fields instruction, query and document; empty if the
-    tokenizer joins them."""
+    tokenizer joins the texts."""
     instruction: str = ""
     """Default instruction of `pair_template`."""
     is_bidirectional: bool = False
-    """Whether tokens also attend to later ones (encoders): prompts are computed in one step, and
-    prefixes are not cached."""
+    """Whether tokens also attend to later ones (encoders). If so, prompts are computed in one step,
+    and prefixes are not cached."""
 
     @property
     def reuses_prefixes(self) -> bool:
-        """Whether cached prefixes save work: other kinds of pooling need the hidden states of all
+        """Whether cached prefixes save work. Otherwise, pooling needs the hidden states of all
         tokens, which are not cached."""
         return self.pooling_type == "last" and not self.is_bidirectional
 

@@ -1,8 +1,8 @@
-"""Retries of failed startups: retryable errors and delays.
+"""Retries of failed startups: which errors are retried, and after which delays.
 
 Serve gives up on a deployment after a few failed startups of its replicas. Transient failures are
-therefore retried in the replica's constructor, which has no timeout in Serve; permanent ones are
-raised immediately.
+therefore retried in the replica's constructor, which has no timeout in Serve. Permanent failures
+are raised immediately.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FIRST_DELAY_S = 1.0
 DELAY_FACTOR = 1.6
 MAX_DELAY_S = 120.0
 JITTER = 0.2
-"""Exponential backoff between attempts, as in gRPC's for connections (its
-doc/connection-backoff.md): first delay, factor, maximum delay, and jitter, which spreads the
-retries of a fleet's replicas when the Hub is reachable again."""
+"""Exponential backoff between attempts, as in gRPC's connection backoff
+(doc/connection-backoff.md): first delay and maximum delay in seconds, factor, and jitter, which
+spreads the retries of a fleet's replicas when the Hub is reachable again."""
 MAX_REASON_CHARS = 300
-"""Maximum length of a reason in one line; the log has the full text."""
+"""Maximum length in characters of a reason in one line; the log has the full text."""
 
 HOPELESS = (
     ValueError,
@@ -41,13 +41,14 @@ HOPELESS = (
     NotImplementedError,
     PermissionError,
 )
-"""Exceptions caused by an invalid configuration, a corrupt checkpoint or a bug, which each attempt
-would raise again. All others come from disks, networks, devices and processes, including
+"""Exceptions caused by an invalid configuration, a corrupt checkpoint or a bug, which every attempt
+would raise again. All other exceptions come from disks, networks, devices and processes, including
 RuntimeError, which Gloo, NCCL and CUDA raise."""
 
 
 class Unavailable(ValueError):
-    """Model files are unavailable, possibly temporarily: a mount, a running copy, or the Hub."""
+    """Model files are unavailable, possibly only temporarily, because of a mount, a copy in
+    progress, or the Hub."""
 
 
 class RemoteFailure(RuntimeError):
@@ -71,11 +72,11 @@ class StartDelay(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     """Number of failed attempts."""
     next_try: float
-    """Time of the next attempt, Unix time."""
+    """Time of the next attempt, as Unix time in seconds."""
 
 
 StartReport = Callable[[StartDelay | None], None]
-"""Called with each delay, and with None once a delayed startup has succeeded or failed."""
+"""Callback that receives each delay, and None once a delayed startup has succeeded or failed."""
 
 
 def may_heal(error: BaseException) -> bool:
@@ -86,7 +87,7 @@ def may_heal(error: BaseException) -> bool:
 
 
 def delays(rng: Callable[[], float] = random.random) -> Iterator[float]:
-    """Seconds to wait before the second attempt, the third, and so on, endlessly.
+    """Yields the seconds to wait before the second attempt, the third, and so on, endlessly.
 
     Args:
         rng: returns uniform random numbers in [0, 1).
@@ -110,15 +111,15 @@ async def until_started(
 
     Args:
         attempt: makes one complete attempt.
-        retry_s: seconds, counted from the call, during which retries may begin; 0 for a single
-            attempt, inf for no limit.
+        retry_s: time in seconds, counted from the call, during which retries may begin; 0 for a
+            single attempt, inf for no limit.
         report: called with each delay.
         clock: returns seconds.
         sleep: waits for a number of seconds.
         rng: returns uniform random numbers in [0, 1).
 
     Raises:
-        Exception: the error of an attempt that is permanent, or of the last attempt.
+        Exception: a permanent error of any attempt, or the error of the last attempt.
     """
     began = clock()
     attempts = 0
@@ -145,7 +146,7 @@ async def until_started(
 
 
 def last_line(error: BaseException) -> str:
-    """Error in one line: the last line of its message, which has the root cause."""
+    """Reduces an error to one line: the last line of its message, which has the root cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     line = lines[-1] if lines else type(error).__name__
     return line if len(line) <= MAX_REASON_CHARS else line[: MAX_REASON_CHARS - 3] + "..."

@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from worker.protocol.text.tokenizer import Tokenizer
 
 MAX_TOKEN_ID = _INT32_MAX = 2**31 - 1
-"""Maximum of counts and token ids: ranks store them as int32."""
+"""Maximum value of counts and token ids, which ranks store as int32."""
 
 MAX_LOGPROBS = 20
 """Maximum number of alternatives reported per token. This many are always computed, so that the
 choice among equally likely tokens does not depend on other requests."""
 MAX_LOGPROB_TOKENS = 128
-"""Maximum number of named tokens reported per token, as in vLLM."""
+"""Maximum number of tokens in `logprob_token_ids`, as in vLLM."""
 MAX_LOGIT_BIASES = 1024
-"""Maximum number of biased tokens per request: ranks reserve 8 bytes for each in every slot.
+"""Maximum number of biased tokens per request. Ranks reserve 8 bytes for each in every slot.
 OpenAI's clients send up to 300."""
 MAX_BAD_WORDS_TOKENS = 4096
-"""Maximum number of tokens of all bad words of a request: ranks reserve 6 bytes for each in every
-slot. Enough for 256 words of 8 tokens, since a word is stored both as at the start of a text and as
-after a space."""
+"""Maximum total number of tokens in a request's bad words. Ranks reserve 6 bytes for each in every
+slot. Enough for 256 words of 8 tokens, since a word may be stored twice: as it is tokenized at the
+start of a text, and after a space."""
 MAX_LOGIT_BIAS = 100.0
-"""Magnitude to which biases are clamped."""
+"""Maximum magnitude of biases; larger ones are clamped to it."""
 
 
 class InvalidParameter(ValueError):
@@ -40,7 +40,7 @@ class InvalidParameter(ValueError):
 
     Args:
         param: name of the field of SamplingParams.
-        message: message with the value and the range.
+        message: message that includes the value and the range.
     """
 
     def __init__(self, param: str, message: str) -> None:
@@ -55,8 +55,8 @@ class InvalidParameter(ValueError):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters of one request. Names and defaults follow vLLM.
 
-    Stop strings are matched on text by the process that detokenizes (the gateway, or `LLM`); the
-    worker applies everything else, on tokens.
+    Stop strings are matched in the text by the process that detokenizes (the gateway, or `LLM`).
+    The worker applies all other parameters to the tokens.
 
     Raises:
         InvalidParameter: a value is out of range; the message names the field and the range.
@@ -67,27 +67,33 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     temperature: float = 1.0
     """Temperature, which divides logits before sampling; 0 is greedy."""
     top_p: float = 1.0
-    """Sample from the smallest set of tokens whose probability reaches this; 1 disables it."""
+    """Sample from the smallest set of tokens whose total probability reaches this; 1 disables
+    it.
+    """
     top_k: int = 0
     """Sample from the k most likely tokens; 0 or -1 disables it."""
     min_p: float = 0.0
-    """Drop tokens less likely than this fraction of the most likely one; 0 disables it."""
+    """Drop tokens whose probability is below this fraction of the most likely token's; 0 disables
+    it."""
     seed: int | None = None
     """Random seed of the request; if None, the gateway (or `LLM`) chooses one at random."""
     max_tokens: int | None = 16
-    """Maximum number of tokens to generate; None for up to the model's maximum length."""
+    """Maximum number of tokens to generate; None for no limit other than the model's maximum
+    length."""
     min_tokens: int = 0
-    """Minimum number of tokens to generate: EOS and stop tokens are not sampled before that."""
+    """Minimum number of tokens to generate, before which EOS and stop tokens are not sampled."""
     frequency_penalty: float = 0.0
-    """Subtracted from a token's logit for each time that it was generated."""
+    """Penalty subtracted from a token's logit for each time that it was generated."""
     presence_penalty: float = 0.0
-    """Subtracted from the logit of each token that was generated."""
+    """Penalty subtracted from the logit of each token that was generated."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of all tokens of prompt and output."""
+    """Factor by which the logits of all tokens in the prompt and output are divided if positive,
+    and multiplied if negative."""
     logit_bias: dict[int, float] | None = None
-    """Biases added to logits, by token; clamped to [-100, 100]."""
+    """Biases added to logits, by token id; clamped to [-100, 100]."""
     bad_words: tuple[str, ...] = ()
-    """Texts that are never completed: their last token is not sampled if it would complete them."""
+    """Texts that must not be generated: the last token of a text is not sampled if it would
+    complete the text."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """`bad_words` as tokens, set by `with_bad_words`."""
     allowed_token_ids: tuple[int, ...] | None = None
@@ -107,19 +113,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     """Stop tokens, which end the request like the model's EOS tokens."""
     include_stop_str_in_output: bool = False
-    """Whether the text keeps the stop string that ended it."""
+    """Whether the text includes the stop string that ended it."""
     ignore_eos: bool = False
     """Whether to continue after an EOS token (for benchmarks)."""
     skip_special_tokens: bool = True
     """Whether special tokens are omitted from the text."""
     structured_outputs: StructuredOutputsParams | None = None
-    """Structured output: format of the text; None for free text."""
+    """Format of the text for structured output; None for free text."""
     thought: ThoughtTokens | None = None
     """Tokens around reasoning that may precede structured output; None if there is no reasoning."""
     diffusion: DiffusionParams | None = None
-    """Parameters of block diffusion; None uses the server's defaults."""
+    """Parameters of block diffusion; None to use the server's defaults."""
     pooling: PoolingParams | None = None
-    """Parameters of a request for a vector, which generates no tokens; None generates text."""
+    """Parameters of a request for a vector, which generates no tokens; None to generate text."""
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -130,10 +136,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_logprob_tokens()
 
     def amended(self, **changes: object) -> SamplingParams:
-        """A copy with changed values, which are not validated.
+        """Copy with changed values, which are not validated.
 
-        `msgspec.structs.replace` would validate all fields again, which may be as large as the
-        vocabulary, for each of a request's many completions.
+        `msgspec.structs.replace` would validate all fields again for each of a request's many
+        completions, and they may be as large as the vocabulary.
         """
         amended = copy.copy(self)
         for name, value in changes.items():
@@ -267,8 +273,8 @@ def _clamped(logit_bias: Mapping[int, float]) -> dict[int, float]:
 def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
     """Sampling parameters with `bad_words` converted to tokens, in the form that the worker needs.
 
-    As in vLLM, a word matches at the start of a text and, if that only changes its first token,
-    also after a space.
+    As in vLLM, a word matches at the start of a text. It also matches after a space if the space
+    only changes the word's first token.
 
     Raises:
         ValueError: a word has no tokens.

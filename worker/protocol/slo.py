@@ -1,4 +1,4 @@
-"""Service-level objectives of a request, and their outcome."""
+"""Service-level objectives (SLOs) of requests, and whether they were met."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import msgspec
 
 SloClass = Literal["interactive", "server", "relaxed", "none"]
 """Class of an SLO in metrics. interactive and server are within the limits of MLPerf Inference's
-scenarios of these names for an 8B model; relaxed is any other SLO, and none means no SLO."""
+scenarios of the same names for an 8B model; relaxed is any other SLO, and none means no SLO."""
 INTERACTIVE_MS = (500.0, 30.0)
-"""Maximum (TTFT, TPOT) in milliseconds of class interactive."""
+"""Maximum (TTFT, TPOT) of class interactive, in milliseconds."""
 SERVER_MS = (2000.0, 100.0)
-"""Maximum (TTFT, TPOT) in milliseconds of class server."""
+"""Maximum (TTFT, TPOT) of class server, in milliseconds."""
 
 
 class Slo(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Service-level objective of a request: times in milliseconds; None if there is no objective.
+    """Service-level objective of a request. Times are in milliseconds; None if there is no
+    objective.
 
     Raises:
-        ValueError: a time is not above 0.
+        ValueError: a time is not greater than 0.
     """
 
     ttft_ms: float | None = None
@@ -45,7 +46,8 @@ class Slo(
 
 
 class SloOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether an SLO was met, and the measured times (None if there are no tokens to measure)."""
+    """Whether an SLO was met, and the measured times. A time is None if there are no tokens to
+    measure."""
 
     met: bool
     ttft_ms: float | None
@@ -54,7 +56,7 @@ class SloOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slo_class(slo: Slo | None) -> SloClass:
-    """The strictest class to which any of the SLO's times belongs."""
+    """Strictest class to which any of the SLO's times belongs."""
     if slo is None or slo.is_empty:
         return "none"
     targets = (slo.ttft_ms, slo.tpot_ms)

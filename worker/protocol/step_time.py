@@ -3,11 +3,18 @@
     seconds = constant + a·prefill + b·attended + c·rows + d·context
               + e·drafting rows + f·drafts + g·first drafting rows + h·scored
 
-where prefill is the number of prompt tokens, attended is the number of (prompt token, attended
-position) pairs, rows is the number of decoding requests, context is the sum of positions to which
-these attend, drafts is the number of verified draft tokens, first drafting rows is the number of
-requests whose proposer runs for the first time, and scored is the number of prompt tokens whose
-log-probabilities are computed (`StepShape`). Coefficients are non-negative.
+The terms count (see `StepShape`):
+
+    prefill              prompt tokens
+    attended             pairs of a prompt token and a position that it attends to
+    rows                 decoding requests
+    context              positions that decoding requests attend to, in total
+    drafting rows        decoding requests with drafting enabled
+    drafts               verified draft tokens
+    first drafting rows  requests whose proposer runs for the first time
+    scored               prompt tokens whose log-probabilities are computed
+
+Coefficients are non-negative.
 """
 
 from __future__ import annotations
@@ -20,23 +27,25 @@ import numpy as np
 from worker.protocol.messages import StepShape
 
 _SCALES = np.array((1.0, 1e3, 1e6, 1e1, 1e5, 1e1, 1e1, 1.0, 1e3))
-"""Typical sizes of the terms, which normalize them for the fit."""
+"""Typical sizes of the terms, by which they are normalized for the fit."""
 _PRIOR_S = np.array((2e-3, 1e-1, 2e-2, 5e-4, 1e-3, 2e-4, 5e-4, 1e-4, 1e-1))
-"""Prior: seconds per term of typical size. A drafting row costs as much as the search for a first
-draft token, a draft token as much as a row, a scored token as much as a prompt token."""
+"""Prior of the coefficients, in seconds per term of typical size. A drafting row costs as much as
+the search for a first draft token, a draft token as much as a row, and a scored token as much as a
+prompt token."""
 _FORGETTING = 0.995
-"""Weight that an observation keeps after each later similar one: about 200 observations count."""
+"""Factor by which the weight of an observation decays with each later similar one, so that about
+200 observations count."""
 _FORGOTTEN_EVERY = 2 * len(_SCALES)
-"""Number of observations between two forgetting steps: twice the number of terms, to cover
+"""Number of observations between two forgetting steps. This is twice the number of terms, to cover
 everything that varies."""
 _EXCITED = 0.05
-"""Minimum contribution (fraction of the steps' time, root mean square) of a combination of terms
-for observations to be informative about it: similar steps differ by a few percent. Values of 0.01
-to 0.2 lead to the same plans for long prompts."""
+"""Minimum contribution of a combination of terms for observations to be informative about it, as a
+fraction of the steps' time (root mean square). Similar steps differ by a few percent. Values of
+0.01 to 0.2 lead to the same plans for long prompts."""
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior relative to one observation."""
 _SHORTEST_S = 1e-4
-"""Minimum duration of an observation in seconds, since its errors are divided by it."""
+"""Minimum duration assumed for an observation, in seconds, since its errors are divided by it."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,22 +56,24 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     prefill_token: float
     """Seconds per prompt token."""
     attended: float
-    """Seconds per pair of a prompt token and a position to which it attends."""
+    """Seconds per pair of a prompt token and a position that it attends to."""
     decode_row: float
     """Seconds per decoding request."""
     context_token: float
-    """Seconds per position to which a decoding request attends."""
+    """Seconds per position that a decoding request attends to."""
     draft_row: float = 0.0
     """Seconds per drafting request, to search for or compute the first draft token."""
     draft_token: float = 0.0
     """Seconds per draft token, to generate and verify it."""
     draft_start: float = 0.0
-    """Seconds per request that drafts for the first time, whose proposer processes its tokens."""
+    """Seconds per request that drafts for the first time, for its proposer to process its
+    tokens.
+    """
     scored_token: float = 0.0
     """Additional seconds per prompt token whose log-probabilities are computed."""
 
     def step(self, shape: StepShape) -> float:
-        """Predicted seconds of a step."""
+        """Predicted duration of a step, in seconds."""
         return (
             self.prefill_token * shape.prefill_tokens
             + self.attended * shape.prefill_attended
@@ -76,7 +87,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def decodes(self, shape: StepShape) -> float:
-        """Predicted seconds of a step without its prefill."""
+        """Predicted duration of a step without its prefill, in seconds."""
         return (
             self.decode(shape.decode_rows, shape.decode_context)
             + self.draft_row * shape.draft_rows
@@ -85,20 +96,21 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def prefill(self, num_tokens: float, num_cached: float = 0.0) -> float:
-        """Predicted seconds to prefill `num_tokens` after `num_cached`, without the constant."""
+        """Predicted time to prefill `num_tokens` tokens after `num_cached` cached ones, in seconds,
+        without the constant."""
         attended = num_tokens * (num_cached + 0.5 * num_tokens)
         return self.prefill_token * num_tokens + self.attended * attended
 
     def decode(self, num_rows: float, context: float) -> float:
-        """Predicted seconds of a step with `num_rows` decodes that attend to `context` positions in
-        total."""
+        """Predicted duration of a step with `num_rows` decodes that attend to `context` positions
+        in total, in seconds."""
         return self.constant + self.decode_row * num_rows + self.context_token * context
 
 
 class StepTimeModel:
     """Fits StepCosts by non-negative least squares on relative errors, with forgetting.
 
-    The normal equations are updated with each observation; `costs` solves for the coefficients by
+    Each observation updates the normal equations; `costs` solves for the coefficients by
     coordinate descent, starting from the previous solution.
     """
 
@@ -156,7 +168,8 @@ class StepTimeModel:
         self._gram = 0.5 * (gram + gram.T)  # symmetrize, or rounding errors would grow
 
     def _solve(self, sweeps: int = 30) -> None:
-        """Minimizes the weighted squares and the prior's squares with non-negative coefficients."""
+        """Minimizes the weighted squared errors plus the prior's, with
+        non-negative coefficients."""
         solution, prior = self._solution, _PRIOR_S.tolist()
         # Relative to the prior, as observations are relative to their durations.
         ridge = _PRIOR_WEIGHT / _PRIOR_S**2

@@ -1,4 +1,4 @@
-"""Structured output: format of a completion, sent from the client to the worker's frontend."""
+"""Structured output: the format of a completion, sent from the client to the worker's frontend."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Literal, get_args
 import msgspec
 
 MAX_GRAMMAR_BYTES = 2**20
-"""Maximum size of a schema, pattern, grammar or list of choices; larger ones are rejected
-unparsed."""
+"""Maximum size in bytes of a schema, pattern, grammar or list of choices. Larger ones are rejected
+without parsing them."""
 
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Format of a completion: exactly one kind is set. Names and meanings follow vLLM.
+    """Format of a completion, of which exactly one kind is set. Names and meanings follow vLLM.
 
     Raises:
         ValueError: none or several kinds are given, one is too large, or a choice is empty.
@@ -25,15 +25,16 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     json: str | dict[str, Any] | None = None
     """JSON schema, as text or as a mapping."""
     json_object: bool = False
-    """True for any JSON object."""
+    """Whether to allow any JSON object."""
     regex: str | None = None
     """Regular expression that the whole text must match."""
     choice: tuple[str, ...] | None = None
-    """Texts to choose from."""
+    """Allowed texts; the completion must be one of them."""
     grammar: str | None = None
     """Context-free grammar: EBNF as in GBNF (`root ::= ...`), or Lark (`start: ...`)."""
     structural_tag: str | dict[str, Any] | None = None
-    """Free text with structures between tags: xgrammar's structural tag, as text or mapping."""
+    """Free text with structured parts between tags, as an xgrammar structural tag: text or a
+    mapping."""
     disable_any_whitespace: bool = False
     """Whether to generate JSON without line breaks and indentation."""
 
@@ -56,7 +57,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
     @property
     def kind(self) -> GrammarKind:
-        """The kind that is given."""
+        """Name of the kind that is set."""
         return next(kind for kind in KINDS if getattr(self, kind) not in (None, False))
 
     @property
@@ -78,7 +79,7 @@ class ThoughtTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     before: tuple[int, ...] = ()
     """Tokens that must directly precede `closing` for it to end the reasoning."""
     leading: tuple[int, ...] = ()
-    """Tokens before `before` if the end of reasoning is enforced."""
+    """Tokens inserted before `before` if the end of reasoning is enforced."""
     budget: int | None = None
     """Maximum number of reasoning tokens, excluding those that begin and end it; None for no
     limit."""

@@ -9,16 +9,17 @@ class FirstTokenTimes(msgspec.Struct, array_like=True, frozen=True):
     """Parts of a request's time to first token at its worker, in seconds."""
 
     queue_s: float
-    """Queueing time until the request was first admitted."""
+    """Time in the queue until the request was first admitted."""
     prefill_s: float
     """Time from admission to the first token, including interruptions."""
 
 
 class StepTimes(msgspec.Struct, array_like=True):
-    """Time of a worker's steps by phase, in seconds summed up since the epoch began.
+    """Total time of a worker's steps since the epoch began, by phase, in seconds.
 
-    Coordinator: schedule, broadcast, collect, process, deliver. Rank 0 (on CUDA: its device):
-        prepare, forward, sample, bubble. Each of the two groups adds up to the worker's busy time.
+    Phases of the coordinator: schedule, broadcast, collect, process, deliver. Phases of rank 0 (on
+    CUDA, of its device): prepare, forward, sample, bubble. Each of the two groups adds up to the
+    worker's busy time.
     """
 
     num_steps: int = 0
@@ -31,7 +32,8 @@ class StepTimes(msgspec.Struct, array_like=True):
     forward: float = 0.0
     """Forward pass of the model."""
     sample: float = 0.0
-    """Logits, sampling, and copying tokens to the host, including the wait for grammar masks."""
+    """Computing logits, sampling, and copying tokens to the host, including the wait for grammar
+    masks."""
     collect: float = 0.0
     """Waiting for results."""
     process: float = 0.0

@@ -1,7 +1,7 @@
 """Tokenizer fingerprint: verifies that gateway and worker render, tokenize and hash prompts
 identically.
 
-A mismatch would cause no errors, but prompts would be routed as if no worker had them cached. A
+A mismatch would cause no errors, but prompts would be routed as if no worker had cached them. A
 worker therefore sends digests of a probe chat, and a gateway whose digests differ rejects the
 worker.
 """
@@ -45,7 +45,8 @@ def fingerprint(tokenizer: Tokenizer, page_size: int, block_hash_salt: str) -> T
 
 
 def difference(mine: TokenizerFingerprint, theirs: TokenizerFingerprint) -> str | None:
-    """First difference between a gateway and a worker, with a remedy; None if they agree."""
+    """First difference between the fingerprints of a gateway and a worker, with a remedy; None if
+    they are equal."""
     remedy = "serve the same checkpoint and release on both sides"
     if mine.text != theirs.text:
         return f"its chat template renders the same chat differently: {remedy}"

@@ -1,7 +1,8 @@
-"""Tracing: OpenTelemetry spans with W3C context. The library is imported only if enabled.
+"""Tracing: OpenTelemetry spans with W3C trace context. The library is imported only if tracing is
+enabled.
 
-Enabled by an endpoint in the configuration, or by OpenTelemetry's standard variables
-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT. OTEL_TRACES_SAMPLER and
+Tracing is enabled by an endpoint in the configuration, or by OpenTelemetry's standard environment
+variables OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT. OTEL_TRACES_SAMPLER and
 OTEL_TRACES_SAMPLER_ARG configure which traces are sampled.
 """
 
@@ -22,11 +23,12 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 def create_tracing(process: str, endpoint: str = "") -> Tracing | None:
-    """Creates the tracing of a process; None if disabled.
+    """Creates the tracing of a process; None if tracing is disabled.
 
     Args:
         process: name of the process.
-        endpoint: URL to which spans are exported (OTLP over HTTP); empty to use the environment's.
+        endpoint: URL to which spans are exported (OTLP over HTTP); empty to use the environment
+            variables.
 
     Raises:
         ValueError: tracing is enabled, but its packages are missing.
@@ -68,12 +70,12 @@ class Tracing:
     def start(
         self, name: str, parent: str, *, start_ns: int, server: bool, attributes: Attributes
     ) -> Span | None:
-        """Starts a span; None if its trace is not sampled.
+        """Starts a span; returns None if its trace is not sampled.
 
         Args:
             name: name of the span.
             parent: W3C traceparent; any other text starts a new trace.
-            start_ns: start time, Unix time in nanoseconds.
+            start_ns: start time, as Unix time in nanoseconds.
             server: whether the span is the server side of a call from another process.
             attributes: attributes known at the start.
         """
@@ -95,7 +97,7 @@ class Tracing:
 
 
 def traceparent_of(span: Span) -> str:
-    """W3C traceparent of a span, for processes that it calls."""
+    """W3C traceparent of a span, for processes that are called within the span."""
     from opentelemetry.trace import set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

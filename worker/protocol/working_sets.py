@@ -14,10 +14,10 @@ import msgspec
 
 
 class SessionUse(msgspec.Struct, array_like=True, frozen=True):
-    """The context of a session, sent with each of its requests."""
+    """Context of a session, sent with each of its requests."""
 
     key: int
-    """Id of the context, the same in all gateways if the client sends a session id."""
+    """Id of the context. It is the same in all gateways if the client sends a session id."""
     tokens: int
     """Number of prompt tokens that no other session is known to share."""
     shared_key: int = 0
@@ -40,21 +40,22 @@ class _Held:
         self.num_open = 0
         """Number of requests in flight."""
         self.live_until = 0.0
-        """End of its time without requests in flight."""
+        """Time until which the context counts without requests in flight."""
 
 
 class WorkingSets:
-    """Sum of the contexts of live sessions on one worker, in which a shared prefix counts once.
+    """Total size of the contexts of live sessions on one worker, in which each shared prefix counts
+    once.
 
     Times are in seconds, on any clock that never goes backwards.
     """
 
     def __init__(self) -> None:
         self.tokens = 0
-        """Number of tokens of all contexts that count."""
+        """Total number of tokens in all contexts that count."""
         self._held: dict[int, _Held] = {}
         self._shared: dict[int, tuple[int, int]] = {}
-        """Number of contexts and tokens of each shared prefix."""
+        """Number of contexts that share each prefix, and the prefix's number of tokens."""
         self._ends: list[tuple[float, int]] = []
         """Heap of (`live_until`, key); outdated entries are skipped."""
 
@@ -87,7 +88,7 @@ class WorkingSets:
         held.num_open += 1
 
     def end(self, key: int, now: float) -> None:
-        """Ends a request in flight; after the last one, the context stays live for `live_s`."""
+        """Ends a request in flight. After the last one, the context stays live for `live_s`."""
         held = self._held.get(key)
         if held is None or not held.num_open:
             return
@@ -97,7 +98,7 @@ class WorkingSets:
             heapq.heappush(self._ends, (held.live_until, key))
 
     def leave(self, key: int) -> None:
-        """Removes a request in flight; after the last one, the context no longer counts."""
+        """Removes a request in flight. After the last one, the context no longer counts."""
         held = self._held.get(key)
         if held is not None and held.num_open:
             held.num_open -= 1

@@ -20,8 +20,8 @@ class BlockPool:
                       └───────────── use ──────────────────┼──────────────┤
                                                            └─ else ──> window pages are free
 
-    The window pages of a block can thus be freed while its other pages stay cached. A prefix that
-    ends within a window of such a block is a cache miss.
+    The window pages of a block can thus be freed while its other pages stay cached. A lookup whose
+    prefix ends less than a window after such a block is a cache miss.
 
     Args:
         pages: pool of all device pages.
@@ -52,17 +52,17 @@ class BlockPool:
         """Idle blocks within a window of a lease's end. A request that continues there needs them,
         so they are reclaimed last."""
         self._fence = Fence[tuple[int, bool]](steps, lambda use: self._end_use(*use))
-        """Uses that end with a step: the block, and whether the lease ends within a window of
-        it."""
+        """Uses that end with a step. Each has the block, and whether the lease ends within a window
+        of it."""
 
     @property
     def num_idle_pages(self) -> int:
-        """Window pages of idle blocks that `reclaim` can free."""
+        """Number of window pages of idle blocks that `reclaim` can free."""
         return self.groups.num_window * (len(self._behind) + len(self._ends))
 
     @property
     def num_fenced(self) -> int:
-        """Uses waiting for a step in flight."""
+        """Number of uses waiting for a step in flight."""
         return len(self._fence)
 
     def take(self, count: int, *, seen: bool = True) -> list[int]:
@@ -70,7 +70,7 @@ class BlockPool:
 
         Args:
             count: number of blocks.
-            seen: whether the lease reads their window pages; otherwise, they have none.
+            seen: whether the lease reads the blocks' window pages; if not, none are allocated.
         """
         blocks = list(range(self._next, self._next + count))
         self._next += count
@@ -102,8 +102,8 @@ class BlockPool:
         return rows + [(start, [pages[group] for pages in seen]) for group in range(num_window)]
 
     def longest_hit(self, blocks: Sequence[int], on_host: Sequence[bool] = ()) -> int:
-        """Number of blocks of the longest prefix that a request can continue: the blocks in its
-        window need their window pages.
+        """Number of blocks in the longest prefix that a request can continue. All blocks within the
+        window at its end must still have their window pages.
 
         Args:
             blocks: blocks on the device.
@@ -121,17 +121,18 @@ class BlockPool:
         return count
 
     def first_seen(self, num_blocks: int) -> int:
-        """Index of the first block whose window pages are needed after `num_blocks` blocks."""
+        """Index of the first block whose window pages are needed to continue after `num_blocks`
+        blocks."""
         return min(
             num_blocks, self.groups.first_block(num_blocks * self._page_size, self._page_size)
         )
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """Number of these blocks with idle window pages, which no lease uses."""
+        """Number of `blocks` that have idle window pages, which no lease uses."""
         return sum(block in self._behind or block in self._ends for block in blocks)
 
     def num_used_alone(self, blocks: Iterable[int]) -> int:
-        """Number of these blocks that only one lease uses; one lease uses all of them."""
+        """Number of `blocks` that no lease uses except the one that uses all of them."""
         return sum(self._users[block] == 1 for block in blocks)
 
     def use(self, blocks: Iterable[int]) -> None:
@@ -184,8 +185,8 @@ class BlockPool:
                 self._free_window(block)
 
     def reclaim(self, count: int, *, ends: bool) -> None:
-        """Frees idle window pages until `count` pages are free or none are left: those behind a
-        window or, with `ends`, those at the end of a lease."""
+        """Frees idle window pages until `count` pages are free or no idle ones are left. Frees
+        pages behind a window or, with `ends`, those at the end of a lease."""
         idle = self._ends if ends else self._behind
         while idle and self._pages.num_free < count:
             self._free_window(next(iter(idle)))

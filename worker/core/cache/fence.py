@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class CompletedSteps:
-    """Number of the last completed step, and the fences that wait for later ones.
+    """Number of the last completed step, and the fences that wait for later steps.
 
     Steps complete in the order of their sequence numbers, which start at 1.
     """
@@ -59,7 +59,7 @@ class Fence(Generic[T]):
         return seq <= self._steps.last
 
     def hold(self, item: T, seq: int) -> None:
-        """Holds `item` until step `seq`, which has not completed yet."""
+        """Holds `item` until step `seq` completes. The step must not have completed yet."""
         assert seq > self._steps.last, f"step {seq} has already completed"
         self._held.append((seq, item))
         self._steps.num_held += 1

@@ -14,12 +14,12 @@ from worker.protocol.host_cache import HostCacheTotals
 
 
 class TakenCopies(NamedTuple):
-    """Page copies of a Plan; None if there are none."""
+    """Page copies of a Plan. A field is None if there are no such copies."""
 
     stores: PageCopies | None
     loads: PageCopies | None
     load_stores: PageCopies | None = None
-    """Stores of pages that `loads` overwrite."""
+    """Stores from device pages that `loads` overwrite."""
 
 
 class HostTier(Protocol):
@@ -30,7 +30,7 @@ class HostTier(Protocol):
     """
 
     def num_missing(self, pages: Sequence[int]) -> int:
-        """Number of slots to free before all these pages can be stored; at most 0 if they fit."""
+        """Number of slots to free before all `pages` can be stored; 0 or less if they fit."""
 
     def num_fitting(self, pages: Sequence[int]) -> int:
         """Number of leading pages that can be stored now."""
@@ -40,7 +40,7 @@ class HostTier(Protocol):
         0 if none can."""
 
     def is_idle(self, entries: Sequence[int]) -> bool:
-        """Whether no copy in flight uses any of these entries."""
+        """Whether no copy in flight uses any of `entries`."""
 
     def store(self, pages: Sequence[int]) -> list[int]:
         """Schedules copies of evicted pages with the next Plan; returns their entries."""
@@ -52,7 +52,7 @@ class HostTier(Protocol):
         """Releases entries that are evicted from the cache."""
 
     def supersede(self, entries: Sequence[int], pages: Sequence[int]) -> None:
-        """Releases entries whose content was recomputed in these device pages."""
+        """Releases `entries`, whose content was recomputed in the device pages `pages`."""
 
 
 class HostPool:
@@ -88,12 +88,12 @@ class HostPool:
 
     @property
     def num_free(self) -> int:
-        """Slots available to `store`."""
+        """Number of slots available to `store`."""
         return self._slots.num_free
 
     @property
     def num_to_load(self) -> int:
-        """Pages that the next Plan loads."""
+        """Number of pages that the next Plan loads."""
         return len(self._loads.pages)
 
     @property
@@ -103,7 +103,7 @@ class HostPool:
         return replace(self._totals, num_used=used)
 
     def num_missing(self, pages: Sequence[int]) -> int:
-        """Number of slots to free before all these pages can be stored; at most 0 if they fit."""
+        """Number of slots to free before all `pages` can be stored; 0 or less if they fit."""
         return len(pages) - self._slots.num_free
 
     def num_fitting(self, pages: Sequence[int]) -> int:
@@ -115,7 +115,7 @@ class HostPool:
         return max(0, len(slots) - count)
 
     def is_idle(self, slots: Iterable[int]) -> bool:
-        """Whether no copy in flight uses any of these slots, so that they can be reused at once."""
+        """Whether no copy in flight uses any of `slots`, so that they can be reused immediately."""
         return all(self._slots.passed(self._touched[slot]) for slot in slots)
 
     def store(self, pages: Sequence[int]) -> list[int]:
@@ -172,7 +172,7 @@ class HostPool:
         self._totals.load_s += seconds
 
     def take_copies(self, seq: int) -> TakenCopies:
-        """Copies for Plan `seq`; called for every Plan."""
+        """Returns the copies for Plan `seq`. Must be called for every Plan."""
         assert seq == self.next_seq, f"Plan {seq} takes the copies of Plan {self.next_seq}"
         self.next_seq += 1
         stores, self._stores = self._stores, PageCopies([], [])

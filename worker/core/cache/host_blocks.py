@@ -9,8 +9,8 @@ from worker.core.cache.host import HostPool
 
 
 class HostBlocks:
-    """Blocks in host memory: slots for the pages that a block of the BlockPool had when it was
-    evicted: all full-attention pages, and the window pages if they had not been freed.
+    """Blocks in host memory. Each has slots for the pages that a block of the BlockPool had when it
+    was evicted: all full-attention pages, and the window pages if they had not been freed.
 
     Evictions start at the ends of cached prefixes, so a conversation moves to the host along with
     the window pages at its end, and can be continued from there. Blocks are numbered; numbers are
@@ -36,7 +36,7 @@ class HostBlocks:
         """Empty slots, by block (only blocks without pages)."""
 
     def num_missing(self, blocks: Sequence[int]) -> int:
-        """Number of slots to free before all these blocks can be stored; at most 0 if they fit."""
+        """Number of slots to free before all `blocks` can be stored; 0 or less if they fit."""
         return sum(map(self._num_to_store, blocks)) - self._slots.num_free
 
     def num_fitting(self, blocks: Sequence[int]) -> int:
@@ -58,7 +58,7 @@ class HostBlocks:
         return keep
 
     def is_idle(self, host_blocks: Iterable[int]) -> bool:
-        """Whether no copy in flight uses any of these blocks."""
+        """Whether no copy in flight uses any of `host_blocks`."""
         return all(self._slots.is_idle(self._slots_of(block)) for block in host_blocks)
 
     def has_window(self, host_block: int) -> bool:
@@ -112,7 +112,7 @@ class HostBlocks:
             self._slots.supersede(self._pop(host_block))
 
     def slots(self, host_blocks: Iterable[int]) -> list[int]:
-        """Slots of these blocks."""
+        """Slots that belong to `host_blocks`."""
         return [slot for block in host_blocks for slot in self._slots_of(block)]
 
     def check_invariants(self, host_blocks: Iterable[int]) -> None:

@@ -1,4 +1,5 @@
-"""Host-memory tier of linear-attention states: snapshots in host memory, and their copies."""
+"""Host-memory tier of linear-attention states: snapshots, and copies between them and the
+device."""
 
 from __future__ import annotations
 
@@ -61,8 +62,8 @@ class HostSnapshots:
         return place in self._at
 
     def store(self, snapshot: int, place: Place) -> None:
-        """Schedules a copy of a snapshot on the device with the next Plan, for the page at `place`,
-        unless that page already has one, or all snapshots in host memory are in use."""
+        """Schedules a copy of a snapshot on the device with the next Plan, for the page at `place`.
+        Does nothing if that page already has one, or if all snapshots in host memory are in use."""
         if place in self._at:
             return
         host_snapshot = self._take()
@@ -75,7 +76,7 @@ class HostSnapshots:
         self._stores.slots.append(host_snapshot)
 
     def load(self, place: Place, slot: int) -> None:
-        """Schedules a copy of a page's snapshot to the state of a slot with the next Plan."""
+        """Schedules a copy of a page's snapshot into the state of a slot with the next Plan."""
         host_snapshot = self._at[place]
         self._places.move_to_end(host_snapshot)
         self._touched[host_snapshot] = self._next_seq
@@ -100,8 +101,8 @@ class HostSnapshots:
                 self._drop(place)
 
     def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Stores and loads for Plan `seq`, as in `Plan`; None if there are none. Must be called for
-        every Plan."""
+        """Returns the stores and loads of Plan `seq`, in the form of `Plan`; None if there are
+        none. Must be called for every Plan."""
         assert seq == self._next_seq, f"Plan {seq} takes the copies of Plan {self._next_seq}"
         self._next_seq += 1
         stores, self._stores = self._stores, PageCopies([], [])

@@ -25,11 +25,12 @@ class Match(NamedTuple):
     """Number of pages in host memory, which follow those on the device."""
     num_alone: int = 0
     """Number of leading device pages that can be reused without those in host memory: fewer than
-    `pages` if the window pages or the state at their end are missing. Only set if `num_host` is."""
+    `pages` if the window pages or the state at their end are missing. Only set if `num_host` is not
+    0."""
     borders: tuple[int, ...] = ()
     """Positions at which a request that continues here should snapshot its state, if any layer has
     one: the end of the cached pages (the match ends at the last snapshot before it), and the end of
-    the full pages of the tokens looked up."""
+    the full pages of the tokens that were looked up."""
     loading: int = 0
     """Last Plan that loads any of `pages` from host memory for another request; 0 if there is
     none."""
@@ -64,16 +65,18 @@ class Lease:
     duplicates: list[int] = field(default_factory=list)
     """Pages of the request whose tokens are also cached in other pages."""
     borders: tuple[int, ...] = ()
-    """Positions to snapshot the state at, if layers have one (`Match.borders`)."""
+    """Positions at which to snapshot the state, if layers have one (`Match.borders`)."""
     snapshots: list[PendingSnapshot] = field(default_factory=list)
     """Snapshots being stored by steps in flight."""
     rolling_page: int = 0
-    """Cached page whose snapshot is replaced by a later one of this lease; 0 if there is none."""
+    """Cached page whose snapshot will be replaced by a later one of this lease; 0 if there is
+    none.
+    """
     state_start: int = 0
     """Minimum position that the slot's state has reached after the steps planned so far."""
     state_end: int = 0
-    """Maximum position that the slot's state has reached after the completed steps; with drafts,
-    the exact one depends on the device."""
+    """Maximum position that the slot's state has reached after the completed steps. With drafts,
+    only the device knows the exact position."""
     fence: int = 0
     """Last launched step that uses the slot and the pages."""
     load_seq: int = 0

@@ -14,9 +14,9 @@ class LeaseSnapshots:
 
     Without drafts, a row stores the state at positions within it. A draft row leaves the state at
     its first position, since drafts may be rejected; the next row first advances it by the accepted
-    drafts. The scheduler does not know their number when it plans that row, so a snapshot there is
-    only stored if the state passes its position. When the step has completed, the scheduler knows
-    whether it did.
+    drafts. The scheduler does not know how many were accepted when it plans that row, so a snapshot
+    there is only stored if the state passes its position. When the step has completed, the
+    scheduler knows whether it did.
 
     Args:
         pool: all snapshots.
@@ -47,7 +47,8 @@ class LeaseSnapshots:
             lease: the lease.
             start: first position; for a draft row, the minimum position of its newest token.
             end: end of the positions; for a draft row, the maximum position of its newest token.
-            of_drafts: whether it is a draft row, which only stores the state as advanced before it.
+            of_drafts: whether it is a draft row. Such a row can only store the state that it starts
+                from, not states within it.
         """
         first = max(lease.state_start, lease.state_end)
         lease.state_start = start if of_drafts else end
@@ -77,7 +78,7 @@ class LeaseSnapshots:
 
         Args:
             lease: the lease of a row of the step.
-            seq: the step.
+            seq: number of the step.
             stored_to: minimum position up to which the step has stored snapshots.
             state_end: maximum position of the state after the step.
         """

@@ -9,10 +9,10 @@ from worker.core.cache.node import Node
 
 
 class Leaves:
-    """Candidates for eviction.
+    """Heap of leaves that are candidates for eviction.
 
-    Entries become stale when their nodes change; they are skipped when popped, and removed when
-    there are more of them than nodes.
+    Entries become stale when their nodes change. Stale entries are skipped when popped, and removed
+    when there are more entries than nodes.
 
     Args:
         can_evict: whether a node can be evicted now.

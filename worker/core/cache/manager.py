@@ -30,9 +30,9 @@ class CacheManager:
     tree.
 
     For models with sliding windows, leases and the tree use blocks (see BlockPool), which have a
-    page in every group of layers. Pages of window groups are returned after they are behind a
-    lease's window: they are freed, or stay cached until their memory is needed. Page counts include
-    all groups. For other models, a block is a page.
+    page in every group of layers. A lease returns pages of window groups once they are behind its
+    window: they are freed, or stay cached until their memory is needed. Page counts include all
+    groups. For other models, a block is a page.
 
     For layers with a state per request (linear attention), the state is in the request's slot. A
     cached prefix can be continued at snapshots of the state (see SnapshotPool).
@@ -41,8 +41,9 @@ class CacheManager:
     and pages keep their snapshots (HostSnapshots). A cached prefix ends at the last position where
     both tiers together have everything needed to continue.
 
-    Loads from host memory run while steps run. A lease whose loads have not completed has no rows
-    (`is_loading`). If it is released, it keeps its slot and pages until they have.
+    Loads from host memory are asynchronous: steps continue in the meantime. A lease whose loads
+    have not completed has no rows (`is_loading`). If it is released, it keeps its slot and pages
+    until they have completed.
 
     Args:
         num_pages: number of pages on the device; page 0 is the dummy page and never allocated.
@@ -78,11 +79,12 @@ class CacheManager:
         self._loading: deque[int] = deque()
         """Plans whose loads have not completed, oldest first."""
         self._loads_now = 0
-        """Last Plan whose rows wait for its own loads."""
+        """Last Plan whose rows wait for its loads."""
         self._pages = FencedPool(1, num_pages - 1, steps)
         self._slots = FencedPool(0, num_slots, steps)
         self._blocks: BlockPool | None = None
-        """None if there is a single group of full-attention layers: a block is then a page."""
+        """Block pool; None if there is a single group of full-attention layers, for which a block
+        is a page."""
         if groups.num_groups > 1 or groups.num_window > 0:
             self._blocks = BlockPool(self._pages, groups, page_size, steps)
         self.host = HostPool(num_host_pages, copied) if num_host_pages else None
@@ -96,7 +98,8 @@ class CacheManager:
         assert not num_snapshots or self._blocks is None, "states and windows in one model"
         self._snapshots: SnapshotPool | None = None
         self._lease_snapshots: LeaseSnapshots | None = None
-        """Both None if no layer has states."""
+        """Snapshots that steps in flight are storing; None, like `_snapshots`, if no layer has
+        states."""
         if num_snapshots:
             in_host = None
             if num_host_pages:
@@ -123,7 +126,7 @@ class CacheManager:
 
     @property
     def has_windows(self) -> bool:
-        """Whether layers have windows, so that `advance` has an effect."""
+        """Whether any layers have windows; otherwise, `advance` has no effect."""
         return self._blocks is not None
 
     @property
@@ -185,7 +188,7 @@ class CacheManager:
         """Marks a step as completed.
 
         Args:
-            seq: its number.
+            seq: number of the step.
             loading: first Plan whose loads have not completed; 0 if all have.
         """
         self._steps.complete(seq)
@@ -198,7 +201,7 @@ class CacheManager:
         return self._slots.passed(lease.fence) and lease.load_seq <= self._copied.last
 
     def num_held_alone(self, lease: Lease) -> int:
-        """Number of pages that would become available if this lease were released."""
+        """Number of pages that would become available if `lease` were released."""
         cached = self._tree.num_held_alone(lease.node) if lease.node is not None else 0
         num_pages = self._groups.num_full * (len(self._exclusive_pages(lease)) + cached)
         if self._blocks is None:
@@ -207,14 +210,15 @@ class CacheManager:
         return num_pages + self._groups.num_window * alone
 
     def num_needed(self, num_tokens: int, match: Match) -> int:
-        """Pages that a request needs to grow to `num_tokens`, in addition to a match's device
-        pages."""
+        """Number of pages that a request needs to grow to `num_tokens`, in addition to a match's
+        device pages."""
         num_cached = len(match.pages)
         first_seen = 0 if self._blocks is None else self._blocks.first_seen(match.num_pages)
         return self._num_to_take(num_tokens, num_cached, max(0, num_cached - first_seen))
 
     def num_still_needed(self, num_tokens: int, lease: Lease) -> int:
-        """Number of pages that a lease needs to grow to `num_tokens`, beyond those it has."""
+        """Number of pages that a lease needs to grow to `num_tokens`, in addition to those
+        it has."""
         num_blocks = len(lease.pages)
         return self._num_to_take(num_tokens, num_blocks, num_blocks - lease.first_seen)
 
@@ -225,7 +229,7 @@ class CacheManager:
 
         Args:
             token_ids: tokens of the request.
-            cache_salt: its cache salt.
+            cache_salt: cache salt of the request.
             num_left: minimum number of tokens to compute.
             with_host: whether pages in host memory are included.
         """
@@ -259,8 +263,9 @@ class CacheManager:
         Pages of the match that are in host memory get device pages, which the next Plan loads. The
         caller must check `num_free_slots` and `num_available`.
 
-        Unless `shared`, the lease does not use the prefix cache. A request that recomputes cached
-        tokens would otherwise need its own pages and also lock the cached ones.
+        Unless `shared`, the lease does not use the prefix cache. This is for requests that
+        recompute cached tokens, which would otherwise need their own pages and also lock the cached
+        ones.
         """
         end = match.host_node or match.node
         node = self._tree.lock(end, cache_salt) if self._enabled and shared else None
@@ -324,10 +329,11 @@ class CacheManager:
         return self._blocks.rows(lease.pages, start, lease.first_seen)
 
     def advance(self, lease: Lease, position: int) -> None:
-        """Returns pages of window groups to which no query attends, starting with the last full
-        page before `position`.
+        """Returns the pages of window groups that are no longer needed: no query in the last full
+        page before `position`, or after that page, attends to them.
 
-        All steps that compute earlier positions must have completed, and their pages be committed.
+        All steps that compute earlier positions must have completed, and their pages must have been
+        committed.
         """
         assert self._blocks is not None, "no layer has a sliding window"
         first = self._first_seen_from(position, lease)
@@ -402,8 +408,8 @@ class CacheManager:
             self._tree.unlock(lease.node, lease.fence)
 
     def take_copies(self, seq: int) -> TakenCopies:
-        """Copies of pages for Plan `seq`, as in `Plan`. Must be called for every Plan, before
-        `take_state_copies`."""
+        """Returns the page copies of Plan `seq`, in the form of `Plan`. Must be called for every
+        Plan, before `take_state_copies`."""
         if self.host is None:
             return TakenCopies(None, None)
         if self.num_to_load:
@@ -411,15 +417,15 @@ class CacheManager:
         return self.host.take_copies(seq)
 
     def take_loads(self, seq: int) -> list[StateLoad]:
-        """Snapshots that Plan `seq` copies into the states of slots, before its rows.
+        """Returns the snapshots that Plan `seq` copies into the states of slots, before its rows.
 
         Must be called for every Plan.
         """
         return [] if self._snapshots is None else self._snapshots.take_loads(seq)
 
     def take_state_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Copies between states and host memory for Plan `seq`, as in `Plan`; None if there are
-        none.
+        """Returns the copies between states and host memory of Plan `seq`, in the form of `Plan`;
+        None if there are none.
 
         Must be called for every Plan, after `take_snapshots`, which may move snapshots to the host.
         """
@@ -442,7 +448,8 @@ class CacheManager:
         self._lease_snapshots.end(lease, seq, stored_to, state_end)
 
     def take_events(self) -> list[BlockEvent]:
-        """Blocks that entered or left the prefix cache since the last call, in that order."""
+        """Returns the blocks that entered or left the prefix cache since the last call, in the
+        order of these events."""
         events = self.events.copy()
         self.events.clear()
         return events
@@ -495,8 +502,9 @@ class CacheManager:
         return self.host if self._snapshots is None else HostStatePages(self.host, self._snapshots)
 
     def _longest_hit(self, match: Match) -> int:
-        """Number of leading pages of a match from which a request can continue. With windows, those
-        in its window need their window pages; with states, the last one needs a snapshot."""
+        """Number of leading pages of a match from which a request can continue. In models with
+        windows, all pages in the window must have their window pages; in models with states, the
+        last page must have a snapshot."""
         slots: list[int] = []
         if match.host_node is not None and (self._snapshots or self._blocks):
             slots = self._tree.last_pages(match.host_node, match.num_host)
@@ -535,8 +543,8 @@ class CacheManager:
         return num_pages
 
     def _first_seen_from(self, position: int, lease: Lease) -> int:
-        """Index of the first block whose window pages a lease at `position` keeps. It keeps those
-        that it reads, and those needed by a request that continues at its last full page."""
+        """Index of the first block whose window pages a lease at `position` keeps: those that it
+        reads, and those that a request continuing at its last full page would read."""
         border = position - position % self._page_size
         return min(self._groups.first_block(border, self._page_size), len(lease.pages))
 

@@ -8,7 +8,8 @@ from math import exp, log
 class Node:
     """A run of cached pages in one tier; a root has no pages and stands for one cache salt.
 
-    All runs below a run in host memory are in host memory too: others could not be used.
+    All runs below a run in host memory are in host memory too, since a match cannot return to the
+    device.
 
     Args:
         parent: None for a root, and after the node was removed from the tree.
@@ -45,11 +46,11 @@ class Node:
         self.children: dict[bytes, Node] = {}
         """Children by the token ids of their first page."""
         self.num_device_children = 0
-        """Children on the device."""
+        """Number of children on the device."""
         self.on_host = False
         """Whether the run is in host memory; such runs are only locked while being loaded."""
         self.loading = 0
-        """Last Plan that loads its pages from host memory; 0 if there is none."""
+        """Last Plan that loads the node's pages from host memory; 0 if there is none."""
         self.locks = 0
         """Number of locks on this node or below it."""
         self.last_use = 0
@@ -57,12 +58,12 @@ class Node:
         self.weight = 1.0
         """Decayed number of uses as of `last_use`; at least 1."""
         self.rank = 0.0
-        """Tick at which a single use would give the same value; the lowest rank is evicted
-        first."""
+        """Eviction rank: the tick at which a single use would have the same weight. The lowest rank
+        is evicted first."""
 
     @property
     def is_root(self) -> bool:
-        """Whether it is a root. Roots have no pages, other nodes at least one."""
+        """Whether the node is a root. Roots have no pages, other nodes at least one."""
         return not self.pages
 
     def touch(self, now: int, num_uses: int, window: float) -> None:
@@ -109,7 +110,7 @@ class Node:
         """Splits off all but the first `count` pages; returns them as a new node below this one,
         with all nodes that were below it.
 
-        The node must not be locked, since paths that end at its end would change. Faster than
+        The node must not be locked, since paths that end at this node would change. Faster than
         `cut_head` if the tail is short.
         """
         assert not self.locks

@@ -8,7 +8,8 @@ from worker.core.cache.fence import CompletedSteps, Fence
 
 
 class FencedPool:
-    """Ids first .. first + count - 1, each free, fenced, or taken by exactly one owner.
+    """Pool of ids from `first` to `first + count - 1`, each of which is free, fenced, or taken by
+    exactly one owner.
 
     Args:
         first: lowest id; 1 for pages, since page 0 is the dummy page for padding writes.
@@ -31,7 +32,7 @@ class FencedPool:
 
     @property
     def num_fenced(self) -> int:
-        """Ids waiting for a step in flight."""
+        """Number of ids waiting for a step in flight."""
         return len(self._fence)
 
     def passed(self, fence: int) -> bool:
@@ -49,8 +50,8 @@ class FencedPool:
         return taken
 
     def release(self, ids: Iterable[int], fence: int) -> None:
-        """Returns ids to the pool; they are reusable once step `fence`, the last that uses them,
-        has completed."""
+        """Returns ids to the pool. They can be reused once step `fence`, the last one that uses
+        them, has completed."""
         if self._fence.passed(fence):
             self.free.extend(ids)
             return

@@ -18,7 +18,7 @@ class RadixTree:
     """Owns cached pages, which leases may read; tokens are compared exactly.
 
     A lock on a node protects it and all its ancestors; everything else can be evicted, leaves
-    first. Every lock is released by `unlock`, with the last step that reads the pages.
+    first. Every lock is released by `unlock`, given the last step that reads the pages.
 
     With a host tier, evicted pages move there and stay in the tree, as runs in host memory below
     those on the device, until they are loaded, recomputed, or evicted from host memory, too.
@@ -61,11 +61,12 @@ class RadixTree:
         self._leaves = Leaves(_can_leave_device)
         self._host_leaves = Leaves(_can_leave_host)
         self.events: list[BlockEvent] = []
-        """Blocks that entered or left the tree, in that order; the owner clears them."""
+        """Blocks that entered or left the tree, in the order of these events; the owner clears
+        them."""
 
     @property
     def num_fenced(self) -> int:
-        """Locks waiting for a step in flight."""
+        """Number of locks waiting for a step in flight."""
         return len(self._fence)
 
     def match(self, key: bytes, max_pages: int, cache_salt: str) -> Match:
@@ -94,14 +95,14 @@ class RadixTree:
         return Match(device_node, pages, num_unlocked, host_node, num_host, loading=loading)
 
     def lock(self, node: Node | None, cache_salt: str) -> Node:
-        """Protects the path to `node` (None: the root of `cache_salt`) from eviction."""
+        """Protects the path to `node` from eviction; None for the root of `cache_salt`."""
         if node is None:
             node = self._root(cache_salt)
         self._lock_up_to(node, None)
         return node
 
     def num_held_alone(self, node: Node) -> int:
-        """Pages on the path to a locked node that are protected by no other lock."""
+        """Number of pages on the path to a locked node that no other lock protects."""
         count = 0
         above: Node | None = node
         while above is not None and above.locks == 1:
@@ -110,17 +111,18 @@ class RadixTree:
         return count
 
     def unlock(self, node: Node, fence: int) -> None:
-        """Releases a lock once step `fence`, the last that reads the path, has completed."""
+        """Releases a lock once step `fence`, the last one that reads the path, has completed."""
         if self._fence.passed(fence):
             self._unlock(node)
         else:
             self._fence.hold(node, fence)
 
     def insert(self, node: Node, key: bytes, pages: list[int]) -> tuple[Node, list[int]]:
-        """Extends the path at `node`, which the caller must have locked, by computed pages.
+        """Extends the path that ends at `node` by computed pages. The caller must have locked
+        `node`.
 
-        Pages whose tokens the tree already has on the device are not added; pages that it only has
-        in host memory replace the host slots.
+        Pages whose tokens are already in the tree on the device are not added. Pages whose tokens
+        are only in host memory replace the host slots.
 
         Returns:
             The node at the new end of the path, to which the caller's lock moves, and the pages
@@ -156,8 +158,8 @@ class RadixTree:
         return pages[len(pages) - count :]
 
     def load(self, node: Node, pages: list[int], seq: int) -> None:
-        """Schedules loads of the host-memory part of the locked path to `node` into `pages`, with
-        Plan `seq`."""
+        """Schedules loads into `pages` with Plan `seq`, for the part of the locked path to `node`
+        that is in host memory."""
         assert self._host is not None
         runs: list[Node] = []
         above: Node | None = node
@@ -201,7 +203,8 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def check_invariants(self, holders: list[Node]) -> None:
-        """Asserts the tree's structure, and that exactly `holders` have locks (unless fenced)."""
+        """Asserts that the tree is well-formed, and that exactly `holders` have locks (unless
+        fenced)."""
         nodes = list(self.nodes())
         check_locks(nodes, [*holders, *self._fence])
         on_device, on_host = set(self._leaves.serials()), set(self._host_leaves.serials())
@@ -226,14 +229,14 @@ class RadixTree:
         return root
 
     def _next_serial(self) -> int:
-        """Serial number for a new node, which is counted."""
+        """Counts a new node and returns its serial number."""
         self._num_nodes += 1
         self._serial += 1
         return self._serial
 
     def _child_along(self, node: Node, key: bytes, num_pages: int) -> Node | None:
-        """Child of `node` that continues `key` after `num_pages` pages, split where it diverges;
-        None if there is none."""
+        """Child of `node` that continues `key` after `num_pages` pages, split where its key
+        diverges; None if there is none."""
         start = num_pages * self._width
         child = node.children.get(key[start : start + self._width])
         if child is None:
@@ -244,7 +247,8 @@ class RadixTree:
         return child.cut_head(count, self._width, self._next_serial())
 
     def _store(self, node: Node, locked: Node, key: bytes, pages: list[int]) -> Node:
-        """Adds pages below `node`, none of whose children starts with them; returns their node."""
+        """Adds pages below `node`, none of whose children starts with the same page; returns the
+        node that contains them."""
         self._clock += len(pages)
         hashes = block_hashes(key, self._page_size, node.hashes[-1])
         self.events.append(BlockStored(hashes[:], _chain_before(node)))
@@ -308,7 +312,8 @@ class RadixTree:
             self._leaves.push(node, self._num_nodes)
 
     def _leave_device(self, node: Node) -> None:
-        """Moves as many leading pages of a node to the host as fit; drops the rest."""
+        """Moves as many leading pages of a node to the host as there is room for; drops
+        the rest."""
         num_stored = self._make_room(node.pages)
         if num_stored < len(node.pages):
             tail = self._split_tail(node, num_stored) if num_stored else node
@@ -355,7 +360,8 @@ class RadixTree:
         self._push_leaf(parent)
 
     def _promote(self, node: Node, pages: list[int]) -> list[int]:
-        """Moves a run whose parent is on the device to `pages`; returns its slots."""
+        """Moves a run whose parent is on the device from host memory to `pages`; returns
+        its slots."""
         parent = node.parent
         assert parent is not None
         assert not parent.on_host
@@ -370,7 +376,7 @@ class RadixTree:
         return slots
 
     def _drop_below(self, node: Node) -> None:
-        """Drops all nodes below a node on the device; they are in host memory."""
+        """Drops all nodes below a node on the device; all of them must be in host memory."""
         below: list[Node] = []
         stack = list(node.children.values())
         while stack:
@@ -398,7 +404,8 @@ class RadixTree:
 
 
 def _chain_before(parent: Node) -> int | None:
-    """Hash of the block that precedes those of a child; None at the start of a chain."""
+    """Hash of the block that precedes the blocks of a node's children; None at the start of a
+    chain."""
     return None if parent.is_root else parent.hashes[-1]
 
 

@@ -46,5 +46,5 @@ def check_node(node: Node, page_size: int) -> None:
 
 @lru_cache(maxsize=4096)
 def _hashes(key: bytes, page_size: int, parent: int) -> list[int]:
-    """`block_hashes`, computed only once for a node that is checked often."""
+    """Cached `block_hashes`, for nodes that are checked often."""
     return block_hashes(key, page_size, parent)

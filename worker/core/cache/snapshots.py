@@ -22,13 +22,13 @@ class PendingSnapshot(NamedTuple):
     snapshot: int
     """Number of the snapshot in the pool."""
     is_kept: bool
-    """Whether it is kept after its lease has a later one."""
+    """Whether the snapshot is kept when its lease has a later one."""
     seq: int = 0
-    """Step that stores it."""
+    """Number of the step that stores the snapshot."""
 
 
 class _Load(NamedTuple):
-    """Copy of a snapshot to a slot with the next Plan."""
+    """Copy of a snapshot to a slot, made with the next Plan."""
 
     page: int
     snapshot: int
@@ -67,7 +67,7 @@ class SnapshotPool:
         """Snapshots being loaded by steps in flight."""
 
     def longest_hit(self, pages: Sequence[int], slots: Sequence[int] = ()) -> int:
-        """Number of leading pages of a cached prefix, up to its last snapshot.
+        """Number of leading pages of a cached prefix up to the last snapshot in it.
 
         Args:
             pages: pages on the device.
@@ -116,7 +116,8 @@ class SnapshotPool:
             self._drop(page)
 
     def keep(self, page: int) -> None:
-        """Keeps the snapshot of this page, the last one of a lease that has ended."""
+        """Keeps the snapshot of `page` from being freed as a rolling one. It is the last snapshot
+        of a lease that has ended."""
         self._rolling.discard(page)
 
     def load(self, place: Place, slot: int) -> bool:
@@ -146,14 +147,15 @@ class SnapshotPool:
             self.host.cancel(slot)
 
     def take_loads(self, seq: int) -> list[StateLoad]:
-        """Loads for Plan `seq`."""
+        """Returns the loads of Plan `seq`."""
         loads, self._loads = self._loads, {}
         for load in loads.values():
             self._fence.hold(load.snapshot, seq)
         return [StateLoad(slot, load.snapshot) for slot, load in loads.items()]
 
     def release(self, snapshots: Iterable[int], fence: int) -> None:
-        """Frees pending snapshots once step `fence`, the last that stores them, has completed."""
+        """Frees pending snapshots once step `fence`, the last one that stores them,
+        has completed."""
         self._pool.release(snapshots, fence)
 
     def forget(self, pages: Iterable[int]) -> None:
@@ -235,7 +237,7 @@ class HostStatePages:
         self._host.forget(Place(True, slot) for slot in slots)
 
     def supersede(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Releases slots whose content was recomputed in these device pages."""
+        """Releases `slots`, whose content was recomputed in the device pages `pages`."""
         self._slots.supersede(slots)
         self._follow(slots, pages)
 

@@ -16,15 +16,16 @@ import numpy.typing as npt
 from worker.protocol.structured import StructuredOutputsParams
 
 MAX_WHITESPACE = 8
-"""Maximum consecutive white-space characters in JSON: small models generate endless runs."""
+"""Maximum number of consecutive white-space characters in JSON. Without a limit, small models
+generate them endlessly."""
 
 Words = npt.NDArray[np.int32]
 """Token mask: ceil(vocab / 32) words, in which a set bit allows a token."""
 
 
 MAX_MESSAGE_BYTES = 1024
-"""Maximum length of an error message to a client: libraries quote the whole grammar, some of them
-up to three times."""
+"""Maximum length of an error message to a client, in bytes. Libraries quote the whole grammar,
+some of them up to three times."""
 
 
 class GrammarError(ValueError):
@@ -32,7 +33,7 @@ class GrammarError(ValueError):
 
 
 class GrammarTooHeavy(GrammarError):
-    """A grammar exceeded a limit of time or memory; a retry may stay within it."""
+    """A grammar exceeded the time or memory limit; a retry may succeed."""
 
 
 class GrammarFault(RuntimeError):
@@ -40,7 +41,7 @@ class GrammarFault(RuntimeError):
 
 
 def words_of(token_ids: list[int], vocab_size: int) -> Words:
-    """Mask that allows these tokens; ids of at least `vocab_size` are ignored."""
+    """Mask that allows `token_ids`; ids greater than or equal to `vocab_size` are ignored."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     bits[[token_id for token_id in token_ids if token_id < vocab_size]] = 1
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
@@ -73,7 +74,7 @@ class Matcher(Protocol):
         ...
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, including EOS tokens if the text may end."""
+        """Writes the mask for the next token, including EOS tokens if the text may end."""
         ...
 
 

@@ -1,7 +1,8 @@
 """Detects parts of a rewritten JSON schema that xgrammar 0.2.8 does not enforce exactly.
 
-It ignores some keywords, applies only one of several combined ones, allows raw control characters
-in bounded strings and patterns, and lets a listed property be repeated as an additional one.
+xgrammar ignores some keywords, applies only one of several combined ones, allows raw control
+characters in bounded strings and patterns, and lets a listed property be repeated as an additional
+one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _KEYWORDS: Mapping[str, frozenset[str]] = {
     "array": frozenset({"items", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
-"""Enforced keywords, by type."""
+"""Keywords that are enforced, by type."""
 _ALONE = ("$ref", "anyOf", "const", "enum")
 """Keywords that are enforced only without other keywords."""
 
@@ -74,7 +75,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _parts(schema: Any) -> Iterator[Any]:
-    """The schema and all its subschemas."""
+    """A schema and all its subschemas."""
     pending = [schema]
     while pending:
         part = pending.pop()

@@ -1,4 +1,4 @@
-"""Grammar backend llguidance, which bounds the work per token."""
+"""Grammar backend that uses llguidance, which bounds the work per token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from worker.protocol.structured import StructuredOutputsParams
 
 
 class GuidanceBackend:
-    """GrammarBackend using llguidance: `compile` converts to its format, `load` compiles.
+    """GrammarBackend for llguidance: `compile` converts grammars to its format, and `load` compiles
+    them.
 
     Args:
         tokens: bytes of each token; empty tokens are never sampled.
@@ -79,7 +80,7 @@ class _TokenList:
     Args:
         tokens: bytes of each token; empty tokens are never sampled.
         ends: the EOS tokens.
-        tokenize: tokenizes a text that a grammar forces.
+        tokenize: tokenizes text that a grammar forces.
     """
 
     is_tokenizer_wrapper = True
@@ -123,7 +124,7 @@ class _Matcher:
         return bool(self._handle.is_accepting())
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, including EOS tokens if the text may end."""
+        """Writes the mask for the next token, including EOS tokens if the text may end."""
         self._handle.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._handle.is_error():
             raise GrammarError(self._handle.get_error())

@@ -40,13 +40,15 @@ class GuidedRequests:
             self._grammars.pop(key, None)
 
     def advance(self, sampled: Iterable[SampledTokens]) -> list[GrammarAdvance]:
-        """Advances requests by the tokens sampled in one step; returns the outcomes in order."""
+        """Advances requests by the tokens sampled in one step; returns the outcomes in the same
+        order."""
         return [self._advance(tokens) for tokens in sampled]
 
     def masks(
         self, rows: Sequence[RequestKey | None], drafts: Sequence[Sequence[int]] = ()
     ) -> bytes:
-        """Masks for the masked rows of a step, after the results of all earlier steps.
+        """Returns the masks for the masked rows of a step. The results of all earlier steps must
+        have been applied.
 
         Args:
             rows: request of each masked row; None if it has ended or was preempted in the meantime,

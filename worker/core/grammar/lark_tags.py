@@ -17,7 +17,7 @@ from worker.core.grammar.tagged_arguments import TAGGED_STYLES, TaggedArguments
 Format = Mapping[str, Any]
 
 _ESCAPES = 'nrbtf\\"'
-"""Escape characters allowed in JSON. Without code point escapes, a text can be written in only one
+"""Escape sequences allowed in JSON. Without code point escapes, a text can be written in only one
 way, so that no property name can be repeated as an additional property."""
 
 
@@ -67,7 +67,7 @@ class _Writer:
         return name
 
     def terminal(self, body: str) -> str:
-        """Adds a terminal, a regular expression, and returns its name."""
+        """Adds a terminal for a regular expression and returns its name."""
         name = f"T{len(self.rules)}"
         self.rules.append(f"{name}: {body}")
         return name
@@ -104,7 +104,8 @@ class _Writer:
         return more if part.get("at_least_one") else self.rule(f"{more}?")
 
     def _triggered(self, part: Format) -> str:
-        """Free text with tags that start with triggers; each trigger must be followed by a tag."""
+        """Expression for free text with tags that start with triggers. Each trigger must be
+        followed by the rest of a tag."""
         text = "/(?s:.*)/"
         calls = []
         for trigger in part["triggers"]:

@@ -23,21 +23,22 @@ from worker.protocol.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 FREE_S = 0.02
-"""Seconds per token that are free; time beyond it is charged to the request's credit."""
+"""Time per token, in seconds, that is not charged. Time beyond it is charged to the request's
+credit."""
 CREDIT_S = 1.0
-"""Total seconds in excess of FREE_S after which the request fails."""
+"""Total time in excess of FREE_S, in seconds, after which the request fails."""
 SLOW_S = 0.01
-"""Duration of the last token, in seconds, above which a grammar counts as slow: steps do not wait
-for it, and the request is held until its next mask is ready."""
+"""Time taken by the last token, in seconds, above which a grammar counts as slow. Steps do not wait
+for a slow grammar, and its request is held until the next mask is ready."""
 _PAUSE_TOKENS = 32
-"""Number of tokens without drafts after the first walk that took SLOW_S, doubled after each further
-one. A step waits for the walk: 10 ms per 32 tokens are 0.3 ms per token."""
+"""Number of tokens without drafts after the first walk that took SLOW_S; doubled after each further
+one. Since a step waits for the walk, 10 ms per 32 tokens cost 0.3 ms per token."""
 
 
 class MatcherState:
     """GrammarState of one request, using a matcher.
 
-    EOS tokens: if the text may end or continue, the mask allows both, unless `ignore_eos` or
+    EOS tokens: if the text may either end or continue, the mask allows both, unless `ignore_eos` or
     `min_tokens` forbids ending. If it can only end, the request is complete and nothing is sampled.
 
     Args:
@@ -66,8 +67,8 @@ class MatcherState:
         self.is_slow = False
         """Whether the last `advance` took so long that steps must not wait for the next one."""
         self.mask = b""
-        """Mask of the next token: ceil(vocab / 32) little-endian words, in which a set bit allows a
-        token."""
+        """Mask for the next token: ceil(vocab / 32) little-endian words, in which a set bit allows
+        a token."""
         self._matcher = matcher
         self._words: Words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
         ends = words_of(list(eos_token_ids), vocab_size)
@@ -82,7 +83,7 @@ class MatcherState:
         self._pause_tokens = _PAUSE_TOKENS
         """Number of tokens without drafts after the next slow walk."""
         self._next_walk_at = 0
-        """Number of output tokens after which drafts are walked again."""
+        """Number of output tokens at which drafts are walked again."""
         self._spent_s = 0.0
         for token_id in output:
             self._accept(token_id)
@@ -101,7 +102,8 @@ class MatcherState:
         return self._num_output >= self._next_walk_at
 
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
-        """Masks of the next token and of the token after each draft; the state does not change."""
+        """Masks for the next token and for the token after each draft; the state does
+        not change."""
         masks = [self.mask]
         began, state = time.thread_time(), (self.mask, self._num_output)
         num_taken = 0
@@ -126,7 +128,8 @@ class MatcherState:
         return masks + [b"\xff" * len(self.mask)] * (1 + len(drafts) - len(masks))
 
     def advance(self, token_id: int) -> GrammarProblem | None:
-        """Advances by a sampled token and computes the next mask; returns a problem, if any."""
+        """Advances by a sampled token and computes the next mask. Returns a problem, or None if
+        there is none."""
         began = time.thread_time()
         try:
             self._accept(token_id)

@@ -19,12 +19,12 @@ from worker.core.grammar.base import GrammarError, Words
 
 @dataclass(frozen=True, slots=True)
 class XGrammarCore:
-    """Bindings of xgrammar's core, and array conversion for them."""
+    """Bindings of xgrammar's core, and conversion of arrays for them."""
 
     bindings: Any
     """Module with TokenizerInfo, GrammarCompiler, CompiledGrammar, GrammarMatcher, Grammar."""
     to_tensor: Any
-    """Converts a numpy array to a view to which the bindings can write."""
+    """Converts a numpy array to a view that the bindings can write to."""
 
     def view(self, words: Words) -> Any:
         """View of a mask as a batch of one, [1, words]."""

@@ -16,8 +16,8 @@ class GrammarProblem(NamedTuple):
 
     message: str
     status: int
-    """HTTP status: 400 for contradictory parameters or a heavy grammar, 500 for an internal
-    error."""
+    """HTTP status: 400 for contradictory parameters or a grammar that is too heavy, 500 for an
+    internal error."""
 
 
 class GrammarStatus(NamedTuple):
@@ -26,7 +26,7 @@ class GrammarStatus(NamedTuple):
     is_complete: bool = False
     """Whether the grammar allows no further token, or only an EOS token."""
     is_slow: bool = False
-    """Whether the next token takes so long that steps must not wait for it."""
+    """Whether the next mask takes so long that steps must not wait for it."""
     may_draft: bool = True
     """Whether masks of drafts can be computed fast enough."""
     is_free: bool = False
@@ -46,17 +46,18 @@ class SampledTokens(NamedTuple):
     token_ids: list[int]
     """Sampled tokens, up to the first one that ends the request regardless of its grammar."""
     ends: bool
-    """Whether the last token ends the request; the grammar must allow it but does not advance."""
+    """Whether the last token ends the request. The grammar must allow it but does not advance by
+    it."""
     are_proposals: bool = False
-    """Whether all but the first are proposals, of which only those that the grammar allows are used
-    (block diffusion)."""
+    """Whether all tokens but the first are proposals (block diffusion). Only those that the grammar
+    allows are used."""
 
 
 class GrammarAdvance(NamedTuple):
     """Outcome of advancing a request's grammar by its sampled tokens."""
 
     num_taken: int
-    """Number of tokens used; after the last one, the request continues, ends or waits."""
+    """Number of tokens used. After the last of them, the request continues, ends or waits."""
     status: GrammarStatus
     is_refused: bool = False
     """Whether the grammar does not allow the last used token."""
@@ -70,14 +71,14 @@ class GrammarAdvance(NamedTuple):
 class GrammarState(Protocol):
     """Grammar state of one request, which is kept during preemption.
 
-    `advance` is called for every sampled token until free text follows; `mask` is the mask of the
+    `advance` is called for every sampled token until free text follows; `mask` is the mask for the
     next token.
     """
 
     @property
     def mask(self) -> bytes:
-        """Mask of the next token: ceil(vocab / 32) little-endian words, in which a set bit allows a
-        token."""
+        """Mask for the next token: ceil(vocab / 32) little-endian words, in which a set bit allows
+        a token."""
         ...
 
     @property
@@ -101,7 +102,7 @@ class GrammarState(Protocol):
         ...
 
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
-        """Masks of the next token and of the token after each draft; the state does not change.
+        """Masks for the next token and for the token after each draft; the state does not change.
 
         After a draft that the grammar does not allow, or that ends the text, masks allow all
         tokens: such a draft is rejected or is the last token.
@@ -109,5 +110,6 @@ class GrammarState(Protocol):
         ...
 
     def advance(self, token_id: int) -> GrammarProblem | None:
-        """Advances by a sampled token and computes the next mask; returns a problem, if any."""
+        """Advances by a sampled token and computes the next mask. Returns a problem, or None if
+        there is none."""
         ...

@@ -47,7 +47,7 @@ class _Entry:
 class GrammarStore:
     """Stores grammars, creates matchers for requests, and advances slow ones.
 
-    xgrammar and llguidance release the GIL for the most part: 0.5 s of loading blocked another
+    xgrammar and llguidance release the GIL most of the time: 0.5 s of loading blocked another
     thread for at most 12 ms.
 
     Args:
@@ -76,11 +76,12 @@ class GrammarStore:
 
     @property
     def wake_fd(self) -> int:
-        """File descriptor that is readable if `take` would return something."""
+        """File descriptor that is readable when `take` has something to return."""
         return self._wake_read
 
     def receive(self, batch: SubmitBatch) -> None:
-        """Adds a batch's vocabulary and grammars, and removes grammars that it drops."""
+        """Adds a batch's vocabulary and grammars, and removes the grammars that it lists as
+        dropped."""
         for key in batch.dropped_grammars:
             self._entries.pop(key, None)
         if batch.vocabulary is not None:
@@ -108,8 +109,8 @@ class GrammarStore:
         self._begin(self._advancing, request_id, attempt, take)
 
     def take(self, *, wait: bool = False) -> list[Provided]:
-        """Grammar states that are ready; with `wait`, waits until at least one is, if any is
-        due."""
+        """Returns the grammar states that are ready. With `wait`, waits until at least one is, if
+        any is due."""
         if not self.num_due:
             return []
         if wait:
@@ -124,7 +125,7 @@ class GrammarStore:
         return taken
 
     def close(self) -> None:
-        """Stops the threads after they have done their queued work."""
+        """Stops the threads after they have finished their queued work."""
         self._loading.shutdown()
         self._advancing.shutdown()
         self._finalizer()

@@ -10,7 +10,7 @@ from worker.core.grammar.base import GrammarError
 
 
 def modern_tag(text: str) -> dict[str, Any]:
-    """The tag in the current form, `{"type": "structural_tag", "format": ...}`.
+    """Converts a tag to the current form, `{"type": "structural_tag", "format": ...}`.
 
     The legacy form is `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free text
     in which each trigger is followed by one of the structures.

@@ -18,7 +18,7 @@ class ThoughtMatcher:
 
     Args:
         matcher: matcher of the grammar, before its first token; None for free text.
-        thought: tokens that begin and end reasoning, and its maximum.
+        thought: tokens that begin and end reasoning, and its maximum number of tokens.
         eos_token_ids: the model's EOS tokens.
         vocab_size: number of tokens that can be sampled.
     """
@@ -41,7 +41,7 @@ class ThoughtMatcher:
         self._thought_ids: list[int] = []
         """Tokens of the reasoning, including its opening and closing tokens."""
         self._num_formed = 0
-        """Number of tokens after the reasoning."""
+        """Number of tokens accepted after the reasoning."""
 
     def accept(self, token_id: int) -> bool:
         """Advances by one token; returns False if it is not allowed."""
@@ -80,11 +80,11 @@ class ThoughtMatcher:
 
     @property
     def is_free(self) -> bool:
-        """Whether free text follows: reasoning has ended, or can no longer begin."""
+        """Whether free text follows, because reasoning has ended or can no longer begin."""
         return self._matcher is None and not self._is_open and not self._may_open
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, including EOS tokens if the text may end."""
+        """Writes the mask for the next token, including EOS tokens if the text may end."""
         if self._is_open:
             forced = self._forced()
             words[:] = self._thinking if forced is None else words_of([forced], self._vocab_size)
@@ -96,14 +96,15 @@ class ThoughtMatcher:
                 words |= self._opening
 
     def _closes(self, token_id: int) -> bool:
-        """Whether this token ends the reasoning."""
+        """Whether `token_id`, as the next token, ends the reasoning."""
         if token_id != self._thought.closing:
             return False
         before = list(self._thought.before)
         return not before or self._thought_ids[-len(before) :] == before
 
     def _forced(self) -> int | None:
-        """The next token that ends reasoning that has reached its maximum; None before that."""
+        """Next token of the sequence that ends reasoning, once it has reached its maximum; None
+        before that."""
         thought, ids = self._thought, self._thought_ids
         if thought.budget is None:
             return None

@@ -1,4 +1,4 @@
-"""Grammar backend xgrammar."""
+"""Grammar backend that uses xgrammar."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NOT_ENFORCED = "xgrammar does not enforce"
 
 
 class XGrammarBackend:
-    """GrammarBackend using xgrammar. Grammars can be compiled in one process and loaded in another.
+    """GrammarBackend for xgrammar. Grammars can be compiled in one process and loaded in another.
 
     Args:
-        info: TokenizerInfo of the bindings, with the vocabulary.
+        info: the bindings' TokenizerInfo, with the vocabulary.
         core: the bindings.
     """
 
@@ -110,7 +110,7 @@ class _Matcher:
         return bool(self._handle.is_completed())
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, including EOS tokens if the text may end."""
+        """Writes the mask for the next token, including EOS tokens if the text may end."""
         # The library writes nothing if every token is allowed.
         words.fill(-1)
         self._handle.fill_next_token_bitmask(self._core.view(words), 0, False)
@@ -137,7 +137,7 @@ def _ebnf_literal(text: str) -> str:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Message of an error without the leading source location in xgrammar."""
+    """Message of an error, without the location in xgrammar's source that it starts with."""
     text = str(error).strip()
     head, separator, rest = text.partition(": ")
     return rest if separator and ".cc" in head else text

@@ -1,4 +1,5 @@
-"""Decides each step: `Scheduler.schedule()` returns a Plan, `Scheduler.apply()` its effects."""
+"""Decides each step: `Scheduler.schedule()` returns a Plan, `Scheduler.apply()` the effects of
+its result."""
 
 from worker.core.scheduler.config import SchedulerConfig
 from worker.core.scheduler.scheduler import Scheduler

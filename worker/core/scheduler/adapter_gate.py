@@ -1,4 +1,4 @@
-"""AdapterGate: requests enter the queue when their LoRA adapter has a slot on the device."""
+"""AdapterGate: holds requests until their LoRA adapter has a slot on the device."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from worker.core.request import Request
 from worker.protocol.adapters import AdapterTotals
 
 TURN_S = 0.5
-"""Seconds that an adapter waits for a slot while further requests of the adapters on the device
-enter the queue. After that, further requests of one of these have to wait, so that its slot becomes
-free. Requests usually take longer than this, so it adds little to the time until a slot is free."""
+"""Time in seconds that an adapter waits for a slot while further requests for the adapters on the
+device enter the queue. After that, further requests for one of these adapters have to wait, so that
+its slot becomes free. Requests usually run longer than this, so it adds little to the time until a
+slot is free."""
 
 
 class AdapterGate:
     """Holds requests back until their adapter has a slot, so that they do not delay others.
 
     A request locks the slot from the time it enters the queue until it ends. All waiting adapters
-    are read to host memory in the order of their first request, as far as there is room. Slots go
+    are read into host memory in the order of their first requests, while there is room. Slots go
     to adapters by the priority of their requests, then in the same order.
 
     Args:
@@ -28,16 +29,16 @@ class AdapterGate:
     def __init__(self, pool: AdapterPool) -> None:
         self.pool = pool
         self.num_tokens = 0
-        """Number of tokens of all waiting requests."""
+        """Total number of tokens in waiting requests."""
         self._waiting: dict[int, dict[str, Request]] = {}
-        """Waiting requests by adapter key and request id, in the order of arrival."""
+        """Waiting requests by adapter key and request id, in order of arrival."""
         self._urgency: dict[int, int] = {}
         """Highest priority of the requests that have waited for an adapter, by key."""
         self._waits_since: dict[int, float] = {}
-        """Time since which each adapter in host memory has been waiting for a slot, by key."""
+        """Time at which each adapter in host memory started to wait for a slot, by key."""
         self._draining: dict[int, Adapter] = {}
-        """Adapters on the device whose further requests wait, by the key of the adapter that waits
-        for their slot."""
+        """Adapters on the device whose further requests have to wait, by the key of the adapter
+        that waits for their slot."""
 
     @property
     def num_waiting(self) -> int:
@@ -46,7 +47,7 @@ class AdapterGate:
 
     @property
     def is_reading(self) -> bool:
-        """Whether any requests wait for a read."""
+        """Whether any requests are waiting for an adapter to be read."""
         adapters = map(self.pool.of_key, self._waiting)
         return any(a is not None and a.host is HostCopy.READING for a in adapters)
 
@@ -70,11 +71,11 @@ class AdapterGate:
         return False
 
     def leave(self, request: Request, fence: int = 0) -> None:
-        """Records that a request has ended or is held: it neither waits for its adapter nor uses
-        it.
+        """Records that a request has ended or is held, so that it neither waits for its adapter nor
+        uses it.
 
         Args:
-            request: a request of an adapter that has entered.
+            request: a request with an adapter that has entered.
             fence: last step with a row of the request; 0 if there is none.
         """
         adapter, request.adapter = request.adapter, None
@@ -112,7 +113,7 @@ class AdapterGate:
         return self.pool.load(self.num_waiting)
 
     def check_invariants(self) -> None:
-        """Asserts that waiting requests are counted."""
+        """Asserts that the counts match the waiting requests."""
         self.pool.check_invariants()
         waits = [request for waiting in self._waiting.values() for request in waiting.values()]
         assert self.num_tokens == sum(len(request.token_ids) for request in waits)
@@ -123,7 +124,7 @@ class AdapterGate:
         assert self._draining.keys() <= self._waits_since.keys() <= self._waiting.keys()
 
     def _in_order(self) -> Iterator[Adapter]:
-        """Adapters with waiting requests, the most urgent ones first."""
+        """Adapters with waiting requests, most urgent first."""
         for key in sorted(self._waiting, key=lambda key: -self._urgency[key]):
             adapter = self.pool.of_key(key)
             assert adapter is not None, "an adapter with waiting requests is known"
@@ -133,8 +134,8 @@ class AdapterGate:
         return any(holder is adapter for holder in self._draining.values())
 
     def _drain_for(self, adapter: Adapter, now: float) -> None:
-        """Makes room for an adapter that has waited for long: further requests of another adapter
-        have to wait, so that its slot becomes free."""
+        """Makes room for an adapter that has waited for at least TURN_S: further requests for
+        another adapter have to wait, so that its slot becomes free."""
         since = self._waits_since.setdefault(adapter.key, now)
         if adapter.key in self._draining or now - since < TURN_S:
             return
@@ -143,7 +144,7 @@ class AdapterGate:
             self._draining[adapter.key] = min(others, key=lambda a: (a.num_users, a.used))
 
     def _admit(self, adapter: Adapter) -> list[Request]:
-        """All waiting requests of an adapter that has a slot."""
+        """Admits all requests that are waiting for an adapter that has a slot, and returns them."""
         requests = list(self._waiting[adapter.key].values())
         self._stop_waiting(adapter.key)
         for request in requests:

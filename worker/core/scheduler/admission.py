@@ -31,52 +31,56 @@ COUNTED_ROUNDS = 16
 """Number of admission rounds for which a prefix cache lookup is reused: the cache changes
 slowly."""
 LEVEL = 2
-"""Ranks per level of urgency: preempted requests precede others of their level (`_rank`)."""
+"""Number of ranks per level of urgency. Preempted requests precede others of their level
+(`_rank`).
+"""
 MAX_DISPLACING = 8
-"""Minimum number of waiting requests that a fifo round considers even if no slots are free: they
-may preempt."""
+"""Number of waiting requests that a fifo round considers if fewer slots are free, since they may
+preempt running ones."""
 
 
 class Admitted(NamedTuple):
-    """A request admitted to a step: it has a slot, and there are pages for its tokens."""
+    """A request admitted to a step, which has a slot, and pages available for its tokens."""
 
     request: Request
     lease: Lease
     length: int
     """Number of tokens granted by the round."""
     cost: int
-    """Number of pending tokens: the maximum that the request could compute."""
+    """Number of pending tokens, which is the maximum that the request could compute."""
 
 
 class _Placement(NamedTuple):
-    """Decision about one waiting request: outcome, cached prefix, and requests to preempt."""
+    """Decision about one waiting request: outcome, cached prefix, and running requests
+    to preempt."""
 
     outcome: Outcome
     match: Match
     victims: Sequence[Request] = ()
-    """Running requests to preempt for it: now, or in the next step if PREEMPTING."""
+    """Running requests to preempt for the waiting one: now, or in the next step if PREEMPTING."""
 
 
 class Admission:
-    """Runs one admission round per step that has tokens left for prompts while requests wait.
+    """Runs one admission round per step, if the step has tokens left for prompts and requests are
+    waiting.
 
     A request is admitted if there are pages for all its known tokens in addition to the reserve:
     the pages that running requests will need next (`num_still_needed`). No request is thus
     preempted for one that was just admitted. The reserve is empty while nothing runs, so any
     request that passed the frontend's validation fits.
 
-    A request without a free slot or pages preempts running ones that it outranks by at least
-    the gap.
+    If there is no free slot, or there are too few pages, a request preempts running ones that it
+    outranks by at least the gap.
 
     Requests are tried one by one, each with the room left by those before it: `_placement`
-    decides without side effects, `_take` carries the decision out.
+    decides without side effects, and `_take` carries out the decision.
     """
 
     def __init__(
         self, state: SchedulerState, lifecycle: Lifecycle, host_loads: HostLoadPolicy | None
     ) -> None:
         self.options = state.config.admission
-        """Admission options; they may change between steps."""
+        """Admission options, which may change between steps."""
         self._state = state
         self._lifecycle = lifecycle
         self._page_size = state.config.page_size
@@ -91,7 +95,7 @@ class Admission:
         self.num_rounds = 0
         """Number of rounds so far."""
         self._reserve: int | None = None
-        """Number of pages that running requests will need; None if they must be recounted."""
+        """Number of pages that running requests will need; None if it must be recomputed."""
         self._giving_way: set[str] = set()
         """Ids of the running requests that this round preempts."""
 
@@ -112,7 +116,7 @@ class Admission:
 
         Args:
             headroom: numbers of tokens and requests for which the step has room.
-            now: the scheduler's clock, in seconds.
+            now: time on the scheduler's clock, in seconds.
             running_level: highest level of running prefills, -1 if there are none; requests that it
                 outranks by at least the gap are not admitted.
             is_shared: whether running prefills also need some of the step's tokens.
@@ -166,8 +170,8 @@ class Admission:
         return admitted
 
     def launch(self, admitted: Admitted, length: int, builder: StepBuilder) -> None:
-        """Allocates pages for the next `length` tokens of an admitted request, and adds its row; no
-        row for 0 tokens."""
+        """Allocates pages for the next `length` tokens of an admitted request, and adds its row. If
+        `length` is 0, adds no row."""
         request, lease, _, _ = admitted
         self._cache.allocate(lease, self.num_pages(admitted, length))
         builder.admit(_admit(request, lease))
@@ -178,7 +182,7 @@ class Admission:
 
     def waits_for_loads(self, admitted: Sequence[Admitted], builder: StepBuilder) -> bool:
         """Whether requests that were just admitted get no row yet because their pages are being
-        loaded. A step does wait for a few pages."""
+        loaded. If only a few pages are being loaded, the step waits for them instead."""
         if not any(self._cache.is_loading(new.lease) for new in admitted):
             return False
         assert self._host_loads is not None, "loads without a host tier"
@@ -193,12 +197,14 @@ class Admission:
         return -(-(request.num_computed + length) // self._page_size) - len(lease.pages)
 
     def can_admit(self, level: int) -> bool:
-        """Whether there is a free slot, or a running request that this level may preempt."""
+        """Whether there is a free slot, or a running request that a request of `level` may
+        preempt."""
         return bool(self._cache.num_free_slots) or self._preemption.is_possible(level)
 
     def cost(self, request: Request) -> int:
-        """Uncached tokens of a waiting request, looked up every COUNTED_ROUNDS rounds, but not
-        while it waits for another request to compute a shared prefix."""
+        """Number of uncached tokens of a waiting request. It is looked up again every
+        COUNTED_ROUNDS rounds, except while the request waits for another one to compute a shared
+        prefix."""
         if self._deduplication.still_waits(request):
             return request.queue_entry.num_uncached
         age = self.num_rounds - request.queue_entry.uncached_round
@@ -250,7 +256,7 @@ class Admission:
         return Item(self.cost(request), _rank(request), len(request.token_ids))
 
     def _is_shared(self, requests: Sequence[Request]) -> bool:
-        """Whether `requests` belong to several tenants."""
+        """Whether `requests` belong to more than one tenant."""
         return self._state.tenants.is_shared and any(
             r.tenant != requests[0].tenant for r in requests
         )
@@ -275,7 +281,8 @@ class Admission:
         )
 
     def _placement(self, request: Request, only_preempting: bool) -> _Placement:
-        """Decides whether a request gets free slots and pages, or those of less urgent requests."""
+        """Decides whether a request gets a free slot and pages, or those of less
+        urgent requests."""
         match = self._match(request)
         num_missing = self._num_missing(request, match)
         if not only_preempting and num_missing <= 0 and self._cache.num_free_slots:
@@ -288,7 +295,8 @@ class Admission:
         return _Placement(Outcome.PREEMPTING, match, victims)
 
     def _take(self, request: Request, placement: _Placement) -> tuple[Outcome, Lease | None]:
-        """Carries out a placement: preempts victims, and moves the request to the running set."""
+        """Carries out a placement: preempts the victims and moves the request to the
+        running set."""
         self._giving_way.update(victim.request_id for victim in placement.victims)
         if placement.outcome is not Outcome.ENTERED:
             for victim in placement.victims:
@@ -306,8 +314,7 @@ class Admission:
         return Outcome.ENTERED, self._start(request, match)
 
     def _num_missing(self, request: Request, match: Match) -> int:
-        """Number of pages missing for a request in addition to the reserve; at most 0 if it
-        fits."""
+        """Number of pages missing to admit a request and keep the reserve; 0 or less if it fits."""
         if self._reserve is None:
             self._reserve = sum(map(self._num_still_needed, self._state.running))
         num_tokens = request.num_to_compute
@@ -374,6 +381,7 @@ def _block_admit(request: Request) -> BlockAdmit:
 
 
 def _signed(seed: int | None) -> int:
-    """The seed as a signed 64-bit integer; the gateway sets one for every sampled request."""
+    """The seed as a signed 64-bit integer. The gateway sets a seed for every request
+    that samples."""
     value = (seed or 0) & (2**64 - 1)
     return value - 2**64 if value >= 2**63 else value

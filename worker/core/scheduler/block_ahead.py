@@ -15,7 +15,7 @@ from worker.plan.plan import BlockRow
 
 
 class AheadRow(NamedTuple):
-    """Range that a request may compute after a step whose outcome is not known yet."""
+    """Range of positions that a request may compute after a step whose outcome is not known yet."""
 
     request: Request
     lease: Lease
@@ -36,7 +36,7 @@ def rows_ahead(
     this and place each row accordingly; a row of a request that has ended computes nothing. A step
     can therefore be planned ahead if nothing else is undecided: all running requests have a running
     block in `step`, none has a grammar, and there are enough pages and tokens for every outcome.
-    The caller checks that no request waits.
+    The caller must check that no request is waiting.
     """
     policy = config.blocks
     assert policy is not None, "the model is autoregressive"

@@ -10,8 +10,8 @@ from worker.config import DllmConfig
 from worker.core.scheduler.policy import StepHeadroom
 
 MAX_ROUNDS = 8
-"""Maximum number of rounds of a step in which no block finishes, after which new requests are
-admitted."""
+"""Maximum number of rounds in a step in which no block finishes. After that, the step ends so that
+new requests can be admitted."""
 MAX_ROUNDS_AHEAD = MAX_ROUNDS // 2
 """Maximum number of rounds of a step that is launched ahead: two of these take no longer than a
 single step."""
@@ -19,7 +19,7 @@ single step."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockPolicy:
-    """Optimizations of block-diffusion steps. None of them changes any token."""
+    """Optimizations of block-diffusion steps, none of which change the generated tokens."""
 
     size: int
     """Positions per block."""
@@ -30,8 +30,8 @@ class BlockPolicy:
     """Whether prompts (many blocks at once) are computed together with running blocks. Otherwise,
     they are computed one block at a time in separate rounds before all running blocks."""
     fused_commit: bool = True
-    """Whether a row can have a running block preceded by earlier positions: the last pass over a
-    finished block is then combined with the first one of the next block."""
+    """Whether a row can have a running block preceded by earlier positions, so that the last pass
+    over a finished block is combined with the first pass over the next block."""
     has_canvases: bool = False
     """Whether blocks are canvases, which follow the known tokens at any position."""
 
@@ -53,7 +53,7 @@ class BlockPolicy:
         """Number of positions of a request to compute in one row, if there are enough tokens.
 
         Args:
-            num_pending: positions not computed yet, including those of the running block.
+            num_pending: number of positions not computed yet, including those of the running block.
         """
         if self.fused_commit or num_pending == self.size:
             return num_pending
@@ -98,8 +98,8 @@ class BlockBudget:
         )
 
     def grant_new(self, pending: Sequence[int]) -> list[int]:
-        """Takes the tokens for positions of admitted requests: a block each, and more for the first
-        ones."""
+        """Takes the tokens for positions of admitted requests: one block each, and more for the
+        first ones."""
         size = self._policy.size
         self._left -= size * len(pending)
         lengths = []
@@ -117,5 +117,5 @@ class BlockBudget:
         return length
 
     def _is_running(self, num_pending: int) -> bool:
-        """Whether only a running block is left, or a running block and one to commit."""
+        """Whether only a running block is left, or a running block and one block to commit."""
         return num_pending <= 2 * self._policy.size

@@ -1,4 +1,4 @@
-"""Steps of block-diffusion models, which decode the running block of a row in rounds."""
+"""Steps of block-diffusion models, which decode the running block of each row in rounds."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class BlockSteps:
         │                │ its last pass outstanding  │ prompt's tail in front
 
     Blocks begin at multiples of the block size, so a prompt's tail shares its block with the first
-    tokens. A running block is recomputed in place in every round; everything before it is computed
-    once. A preempted request keeps the (opaque) state of its running block and resumes with it.
-    Only finished blocks enter the prefix cache.
+    generated tokens. A running block is recomputed in place in every round; everything before it is
+    computed once. A preempted request keeps the (opaque) state of its running block and resumes
+    with it. Only finished blocks enter the prefix cache.
 
     With a grammar, a block is decoded from left to right. A round proposes the token of the
     leftmost undecoded position, sampled with the grammar's mask, and confident tokens after it.
@@ -71,7 +71,7 @@ class BlockSteps:
 
         Args:
             builder: receives rows of running and newly admitted requests.
-            now: the scheduler's clock, in seconds.
+            now: time on the scheduler's clock, in seconds.
             in_flight: steps that have no results yet, oldest first.
         """
         if in_flight:
@@ -87,7 +87,7 @@ class BlockSteps:
             self._accepted.clear()
 
     def counts(self, step: StepInFlight, result: StepResult) -> list[int]:
-        """Number of tokens of the result per row. Raises ValueError if they do not add up."""
+        """Number of the result's tokens for each row. Raises ValueError if they do not add up."""
         is_block = [isinstance(planned.row, BlockRow) for planned in step.rows]
         num_blocks = sum(is_block)
         outcomes = result.blocks or []
@@ -111,8 +111,8 @@ class BlockSteps:
 
         Args:
             step: the oldest step in flight.
-            result: its result.
-            counts: number of tokens of the result per row.
+            result: result of the step.
+            counts: number of the result's tokens for each row.
             advances: grammar outcomes, one for each block with a grammar and new tokens.
         """
         self._totals.num_forwards += result.num_forwards
@@ -247,7 +247,7 @@ class BlockSteps:
         """Commits full pages of finished blocks to the prefix cache.
 
         HAZARD: if a request ended within a block, that block was computed with the tokens after the
-        end. It must not enter the prefix cache, nor must a running block.
+        end. Neither such a block nor a running block must enter the prefix cache.
         """
         known = len(planned.request.token_ids) // self._policy.size * self._policy.size
         self._state.cache.commit(planned.lease, planned.request.token_ids, min(num_computed, known))

@@ -13,10 +13,10 @@ class StepBudget:
         max_tokens   │ decodes │ prefill: at most max_prefill_tokens                │
                                │ running: together their share │ new │ running again  │
 
-    Running prefills leave a fraction of 1 - `share` of the prompt tokens to new requests, and take
-    the tokens that these do not use. A long prompt thus delays short ones behind it by a step or
-    two, not by all of its steps, and no token is unused while a request could use it. Shares apply
-    between equally urgent requests.
+    Running prefills leave a fraction of 1 - `share` of the prompt tokens to new requests, and also
+    take any of these that new requests do not use. A long prompt thus delays short ones behind it
+    by a step or two, not by all of its steps, and no token is unused while a request could use it.
+    Shares apply between equally urgent requests.
 
     Args:
         max_tokens: token budget of the step.
@@ -49,7 +49,7 @@ class StepBudget:
         return self._prompts
 
     def headroom(self, needs: Sequence[int], max_requests: int, above: int = 0) -> StepHeadroom:
-        """Headroom for new requests next to the running prefills.
+        """Headroom for new requests alongside the running prefills.
 
         Args:
             needs: pending tokens of each running prefill that is as urgent as the most urgent new
@@ -82,7 +82,8 @@ class StepBudget:
         """Allots tokens to each running prefill, then to each new request.
 
         Prompts of the highest priority get all tokens that they can use, then those of the next
-        priority; shares apply between equals. Each new request gets at least one token.
+        priority; shares apply among prompts of equal priority. Each new request gets at least one
+        token.
 
         Args:
             needs: pending tokens of each running prefill.
@@ -120,15 +121,16 @@ class StepBudget:
         lengths: list[int],
         left: int,
     ) -> int:
-        """Distributes up to `left` tokens to prompts of one priority, in place; returns the rest.
+        """Distributes up to `left` tokens to prompts of one priority, in place; returns the number
+        of tokens that remain.
 
         Args:
             running: indices of running prefills.
             new: indices of new requests.
             pending: pending tokens by index.
             granted: tokens granted by the headroom, by index.
-            lengths: tokens so far by index; increased in place.
-            left: tokens to distribute.
+            lengths: tokens allotted so far, by index; increased in place.
+            left: number of tokens to distribute.
         """
         reserved = min(sum(pending[index] for index in running), self._shared_limit(left))
         for index in new:

@@ -1,4 +1,4 @@
-"""Steps of models with canvases, which generate a canvas after the known tokens in rounds."""
+"""Steps of models with canvases, which generate a canvas after the known tokens, in rounds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class CanvasSteps(BlockSteps):
         │ in KV cache    │ prompt, or a finished      │ canvas
         │                │ canvas                     │
 
-    Known tokens are computed once, causally, and canvases in both directions, in rounds. A step
-    computes both: a prompt or a finished canvas, and the first round of the canvas after it, if
-    there are enough tokens and pages, share a row. Keys and values of a canvas are overwritten once
-    its tokens are known. A preempted request repeats its canvas, with the same result.
+    Known tokens are computed once, with causal attention. Canvases are computed in rounds, with
+    bidirectional attention. A prompt or a finished canvas shares a row with the first round of the
+    canvas after it if there are enough tokens and pages. Keys and values of a canvas are
+    overwritten once its tokens are known. A preempted request repeats its canvas, with the same
+    result.
 
-    A synchronous step runs all rounds of its canvases, so none may be left out: if tokens do not
-    suffice for known tokens and all canvases, known tokens are computed first, without canvases.
+    A synchronous step runs all rounds of its canvases, so none may be left out: if there are too
+    few tokens for known tokens and all canvases, known tokens are computed first, without canvases.
     """
 
     def _build(self, builder: StepBuilder, now: float) -> None:
@@ -44,7 +45,8 @@ class CanvasSteps(BlockSteps):
     def _divide(
         self, running: Sequence[Request], builder: StepBuilder, now: float
     ) -> tuple[list[Admitted], dict[str, int]]:
-        """Admits requests, and divides the step's tokens: positions to compute by request id.
+        """Admits requests and divides the step's tokens among all requests. Returns the admitted
+        requests, and the number of positions to compute by request id.
 
         Requests that generate come first, then prompts, then canvases after finished ones, which
         would otherwise take the tokens of prompts in every step.
@@ -92,14 +94,14 @@ class CanvasSteps(BlockSteps):
         return admitted, lengths
 
     def _width(self, num_pending: int, left: int) -> int:
-        """Positions of a request to compute, of which the last ones are a whole canvas or known
-        tokens, given the number of tokens left in the step."""
+        """Number of positions of a request to compute, given the number of tokens left in the step.
+        The last positions are a whole canvas or known tokens."""
         return num_pending if num_pending <= left else min(num_pending - self._policy.size, left)
 
     def _admitted(
         self, tokens: int, builder: StepBuilder, now: float, *, is_shared: bool
     ) -> list[Admitted]:
-        """Requests admitted to the step, which has room for this number of tokens."""
+        """Admits requests to the step, which has room for `tokens` tokens; returns them."""
         state = self._state
         if not state.queue.num_requests:
             return []
@@ -116,7 +118,7 @@ class CanvasSteps(BlockSteps):
         return admitted
 
     def _add(self, request: Request, length: int, builder: StepBuilder) -> None:
-        """Adds a row of a running request; without its canvas if there are too few pages."""
+        """Adds a row of a running request, without its canvas if there are too few pages."""
         lease, num_known = request.lease, request.num_pending - self._policy.size
         if lease is None or request.request_id in self._lifecycle.deferred:
             return
@@ -129,8 +131,8 @@ class CanvasSteps(BlockSteps):
             self._claims.add_row(request, lease, length, builder)
 
     def _commit_pages(self, planned: InFlightRow, num_computed: int) -> None:
-        """Commits the full pages of known tokens to the prefix cache, and returns pages behind
-        windows."""
+        """Commits the full pages of known tokens to the prefix cache, and returns pages that are
+        behind windows."""
         cache = self._state.cache
         cache.commit(planned.lease, planned.request.token_ids, num_computed)
         if cache.has_windows:

@@ -19,8 +19,7 @@ class Deferrable(NamedTuple):
     requests: Mapping[str, Request]
     """Decoding requests by id."""
     num_tokens: int
-    """Minimum number of prompt tokens in the step to justify the deferral; with fewer, it would
-    gain nothing."""
+    """Minimum number of prompt tokens in the step for a deferral to be worthwhile."""
 
 
 _NONE = Deferrable({}, 0)
@@ -29,9 +28,9 @@ _NONE = Deferrable({}, 0)
 class DecodeDeferral:
     """Selects decodes to skip, for as many consecutive steps as the options allow.
 
-    Either prompts of at least equal urgency fill the step (`prefill_first_steps`), or prompts
-    outrank the decodes by the preemption gap and the decodes would take at least 1/8 of the step in
-    tokens or time (`urgent_first_steps`).
+    Decodes are skipped if prompts of at least equal urgency fill the step (`prefill_first_steps`).
+    They are also skipped if prompts outrank them by the preemption gap and they would take at least
+    1/8 of the step in tokens or time (`urgent_first_steps`).
     """
 
     def __init__(self, state: SchedulerState, admission: Admission) -> None:
@@ -39,7 +38,7 @@ class DecodeDeferral:
         self._admission = admission
         self._gap = state.config.preempt_priority_gap
         self.num_steps = 0
-        """Consecutive steps that skipped decodes."""
+        """Number of consecutive steps that skipped decodes."""
 
     def is_outranked(self, request: Request, level: int) -> bool:
         """Whether a request of `level` outranks `request` by the preemption gap."""
@@ -90,7 +89,7 @@ class DecodeDeferral:
     def decide(
         self, candidates: Deferrable, num_prompt_tokens: int, max_prompts: int
     ) -> Mapping[str, Request]:
-        """Decodes that the step skips; none if the prompts were not admitted for lack of slots or
+        """Decodes that the step skips; empty if the prompts were not admitted for lack of slots or
         pages.
 
         Args:
@@ -106,7 +105,7 @@ class DecodeDeferral:
 
     def withdraws(self, candidates: Deferrable, num_prompt_tokens: int, max_prompts: int) -> bool:
         """Whether the step must include its skipped decodes after all, because running prefills
-        found too few pages; arguments as for `decide`, after all rows are added.
+        found too few pages. The arguments are those of `decide`, after all rows are added.
 
         Pages are claimed row by row, so this is only known at the end. Without this check, the step
         could be empty.
@@ -117,7 +116,7 @@ class DecodeDeferral:
         return True
 
     def _takes_good_part(self, decodes: Mapping[str, Request], num_tokens: int) -> bool:
-        """Whether decodes would take at least 1/8 of a step with this many prompt tokens."""
+        """Whether decodes would take at least 1/8 of a step with `num_tokens` prompt tokens."""
         max_tokens = self._state.config.max_num_batched_tokens
         if num_tokens + len(decodes) > max_tokens and len(decodes) >= _GOOD_PART * max_tokens:
             return True
@@ -126,8 +125,8 @@ class DecodeDeferral:
         return part >= _GOOD_PART
 
     def _num_prompt_tokens(self, prompts: Sequence[tuple[Request, int]]) -> int:
-        """Number of uncached prompt tokens of running and, if there are free slots, waiting
-        requests."""
+        """Number of uncached prompt tokens of running requests and, if there are free slots, of
+        waiting requests."""
         num_tokens = sum(pending for _, pending in prompts)
         if self._admission.has_slots:
             num_tokens += self._state.queue.num_tokens - self._state.queue.num_expected_cached

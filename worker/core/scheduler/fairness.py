@@ -17,19 +17,19 @@ dropped."""
 
 
 class TenantService:
-    """Virtual token counter per tenant; among waiting tenants, the least served goes first.
+    """Virtual token counter per tenant. Among waiting tenants, the least served goes first.
 
-    While two tenants both wait, their counters differ at most by what the running requests of one
-    can still be charged. Tenants that always wait thus get equal service, regardless of their
-    requests. A tenant cannot accumulate service while none of its requests waits: its counter is
-    then raised to the minimum over the waiting tenants. (Sheng et al., Fairness in Serving Large
-    Language Models, OSDI 2024.)
+    While two tenants both wait, their counters differ by at most the amount that one of them can
+    still be charged for its running requests. Tenants that always wait thus get equal service,
+    regardless of their requests. A tenant cannot save up service while none of its requests waits:
+    when one does again, its counter is raised to the minimum over the waiting tenants. (Sheng et
+    al., Fairness in Serving Large Language Models, OSDI 2024.)
     """
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
         self._num_waiting: dict[str, int] = {}
-        """Number of waiting requests by tenant; zeros are omitted."""
+        """Number of waiting requests by tenant; tenants without any are omitted."""
         self._lowest: list[tuple[float, str]] = []
         """Heap of (counter, tenant) with every waiting tenant, possibly outdated: counters only
         grow, so an up-to-date entry at the top is the minimum."""
@@ -97,7 +97,8 @@ class TenantService:
         self._served[tenant] = self._served.get(tenant, self._floor) + weighted
 
     def _forget(self) -> None:
-        """Drops counters of idle tenants, the least served first; these would be raised anyway."""
+        """Drops counters of idle tenants, the least served first, since those would be raised
+        anyway."""
         idle = [tenant for tenant in self._served if tenant not in self._num_waiting]
         idle.sort(key=self._served.__getitem__)
         for tenant in idle[: -_MAX_IDLE // 2]:

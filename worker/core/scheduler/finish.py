@@ -10,11 +10,12 @@ from worker.protocol.sampling import SamplingParams
 def take_tokens(
     request: Request, token_ids: list[int], advance: GrammarAdvance | None
 ) -> RequestState | None:
-    """Appends sampled tokens to a request, up to its end; returns its final state, if any.
+    """Appends sampled tokens to a request, up to its end; returns its final state, or None if it
+    continues.
 
-    A token that the grammar does not allow fails the request: other parameters have excluded all
-    allowed tokens. A complete grammar ends it, regardless of `min_tokens` and `ignore_eos`; a slow
-    grammar reports its completion later.
+    A token that the grammar does not allow fails the request, since other parameters must have
+    excluded all allowed tokens. A complete grammar ends the request, regardless of `min_tokens` and
+    `ignore_eos`; a slow grammar reports its completion later.
 
     Args:
         request: a request that has not ended.
@@ -55,7 +56,8 @@ def tokens_up_to_end(request: Request, token_ids: list[int]) -> tuple[list[int],
 def _finish_state(request: Request, token_id: int, num_tokens: int) -> RequestState | None:
     """Final state of a request whose token number `num_tokens` is `token_id`; None if it continues.
 
-    EOS and stop tokens end it after at least `min_tokens` tokens; the token stays in the output.
+    EOS and stop tokens end a request that has at least `min_tokens` tokens; the token stays in the
+    output.
     """
     num_output = num_tokens - request.num_prompt
     if token_id in request.end_token_ids and num_output >= request.sampling.min_tokens:
@@ -64,7 +66,7 @@ def _finish_state(request: Request, token_id: int, num_tokens: int) -> RequestSt
 
 
 def _contradiction(sampling: SamplingParams, token_id: int) -> GrammarProblem:
-    """The problem to report if other parameters led to a token that the grammar does not allow."""
+    """Problem to report if other parameters led to a token that the grammar does not allow."""
     forbidding = {
         "allowed_token_ids": sampling.allowed_token_ids is not None,
         "bad_words": bool(sampling.bad_words_token_ids),

@@ -1,4 +1,4 @@
-"""Policy for cached pages in host memory: copy them back, or recompute them."""
+"""Policy for cached pages in host memory: whether to copy them back or recompute them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from worker.protocol.host_cache import HostCachePolicy
 from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 _WEIGHT = 0.2
-"""Weight of the newest copies in the moving average of copy times."""
+"""Weight of the latest copies in the moving average of copy times."""
 _FORGETTING = 0.999
-"""Decay of the estimate in each step without copies: copying is retried some hundreds of steps
-after a slow copy."""
+"""Factor by which the estimate decays in each step without copies, so that copying is retried some
+hundreds of steps after a slow copy."""
 
 
 _SHORT_S = 0.002
-"""Maximum duration of copies, in seconds, for which a step waits. If copies take longer, the
-request has its first row one or two steps later, and a step takes 10 ms or more."""
+"""Maximum duration of copies that a step waits for, in seconds. If copies take longer, the request
+has its first row one or two steps later, and a step takes 10 ms or more."""
 
 
 class HostLoadPolicy:
     """Compares the measured time of copies with the predicted time to recompute the same tokens.
 
-    Pages are copied until both times are known, so that the time of copies is measured.
+    Until both times are known, pages are always copied, so that copies can be measured.
 
     Args:
         policy: "always" copies unconditionally.
         page_size: tokens per page.
         host: the host-memory tier.
-        forecast: predicts the time to compute.
+        forecast: predicts the time to compute tokens.
         groups: groups of layers with separate pages.
     """
 
@@ -52,7 +52,7 @@ class HostLoadPolicy:
         self._page_s: float | None = None
         """Estimated seconds per copied page; None before the first copies."""
         self._launched: deque[tuple[int, int]] = deque()
-        """Plans whose loads have not completed, and their numbers of pages, oldest first."""
+        """Plans whose loads have not completed, and the number of pages of each, oldest first."""
 
     def pays(self, match: Match) -> bool:
         """Whether copying back the host part of a match is at least as fast as recomputing its
@@ -69,7 +69,7 @@ class HostLoadPolicy:
         return int(num_tokens * min(1.0, self._part(num_tokens, num_tokens, 0)))
 
     def is_short(self, num_pages: int) -> bool:
-        """Whether copying pages back is so fast that the step can wait for it."""
+        """Whether copying pages back is fast enough for the step to wait for it."""
         return self._page_s is not None and self._page_s * num_pages <= _SHORT_S
 
     def launched(self, seq: int, num_pages: int) -> None:
@@ -93,7 +93,7 @@ class HostLoadPolicy:
         self.observe(num_pages, seconds)
 
     def observe(self, num_pages: int, seconds: float) -> None:
-        """Records that `num_pages` pages were copied back in this time."""
+        """Records that `num_pages` pages were copied back in `seconds`."""
         if not num_pages:
             if self._page_s is not None:
                 self._page_s *= _FORGETTING
@@ -104,7 +104,7 @@ class HostLoadPolicy:
         self._page_s = before + _WEIGHT * (newest - before)
 
     def note_resumed(self, request: Request, match: Match) -> None:
-        """Counts a preempted request that is admitted again with this match."""
+        """Counts the tokens of a preempted request that is readmitted with `match`."""
         size = self._page_size
         self._host.note_resumed(
             request.preemption.num_computed, len(match.pages) * size, match.num_host * size
@@ -116,7 +116,7 @@ class HostLoadPolicy:
 
     def _part(self, num_copied: int, num_computed: int, num_cached: int) -> float:
         """Ratio of the time to copy the pages of `num_copied` tokens to the time to compute
-        `num_computed` tokens after `num_cached`; 0 while either is unknown."""
+        `num_computed` tokens after `num_cached` cached ones; 0 while either time is unknown."""
         computing = self._forecast.prefill_s(num_computed, num_cached)
         if self._page_s is None or computing is None:
             return 0.0
@@ -124,8 +124,8 @@ class HostLoadPolicy:
         return copying / computing if computing > 0.0 else float(copying > 0.0) * 2.0
 
     def _num_copies(self, num_tokens: int) -> int:
-        """Number of pages to copy for a prefix of `num_tokens`: with windows, those within the
-        window; with states, also a snapshot, which is as large as several pages."""
+        """Number of pages to copy for a prefix of `num_tokens`. With windows, only pages within the
+        window count; with states, a snapshot is added, which is as large as several pages."""
         groups = self._groups
         num_blocks = num_tokens // self._page_size
         num_pages = groups.num_full * num_blocks + groups.snapshot_pages

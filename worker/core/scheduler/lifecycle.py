@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Moves requests between sets; only this class does.
+    """Moves requests between sets; no other class does.
 
         queue ──start──> running ──finish──> ended
           ^ ^              │  │
@@ -21,16 +21,18 @@ class Lifecycle:
           └───────── queued again ─────────┘
 
     The full pages of a preempted or held request stay in the prefix cache until their memory is
-    needed, and then in the host-memory tier, if enabled. Its slot and other pages are freed.
+    needed, and then in the host-memory tier, if enabled. The request's slot and other pages are
+    freed.
 
     HAZARD(fence): the pages and the slot of a request with a row in flight are freed only after
     that step, so preempting it immediately would free nothing and waste the row. Its preemption is
-    therefore deferred: it is skipped in one step so that it has nothing in flight in the next.
+    therefore deferred: the request is skipped in one step, so that it has nothing in flight in the
+    next.
     """
 
     def __init__(self, state: SchedulerState) -> None:
         self.deferred: dict[str, Request] = {}
-        """Requests about to be preempted, by id: they have no rows in the step being built."""
+        """Requests about to be preempted, by id. They have no rows in the step being built."""
         self._state = state
         self._unguided: list[tuple[str, int]] = []
         """Requests to be returned by `take_unguided`."""
@@ -76,7 +78,8 @@ class Lifecycle:
         self._state.stats.load.num_preemptions += 1
 
     def requeue(self, request: Request) -> None:
-        """Moves a request from the running set to the queue, before those that have never run."""
+        """Moves a request from the running set to the queue, ahead of requests that have
+        never run."""
         self._vacate(request)
         self._state.queue.push_back(request, self._state.clock())
 
@@ -91,7 +94,7 @@ class Lifecycle:
         self._state.held[request.request_id] = request
 
     def finish(self, request: Request, ended: RequestState) -> None:
-        """Finishes a running request by its last token, and reports that to its gateway.
+        """Finishes a running request whose last token was sampled, and reports that to its gateway.
 
         The caller must remove it from the running set (`RunningSet.drop_finished`).
         """

@@ -10,7 +10,7 @@ from worker.plan.plan import LogitsParams
 
 
 def logits_params(request: Request) -> LogitsParams | None:
-    """Logits processors and log-probabilities of a request; None if there are none."""
+    """Logits processors and log-probabilities that a request needs; None if it needs none."""
     sampling = request.sampling
     if not (
         sampling.has_penalties

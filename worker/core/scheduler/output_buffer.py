@@ -21,13 +21,13 @@ class OutputBuffer:
     ) -> None:
         """Adds a delta of a request: unsent tokens, and the finish reason if it has ended.
 
-        The first delta includes the number of cached prompt tokens; log-probabilities of prompt
-        tokens are included in the next delta after their chunk.
+        The first delta includes the number of cached prompt tokens. Log-probabilities of prompt
+        tokens are included in the next delta after their chunk is computed.
 
         Args:
             request: the request.
-            stop_reason: stop token that ended it, if any.
-            draft: its running block, if requested (block diffusion).
+            stop_reason: stop token that ended the request; None if none did.
+            draft: the request's running block, if requested (block diffusion).
         """
         sent = request.delivery
         start = sent.num_sent

@@ -1,4 +1,5 @@
-"""Load shedding: selection of the request to reject when the queue is full, and retry delays."""
+"""Load shedding: selects the request to reject when the queue is full, and computes
+retry delays."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from worker.protocol.queue_limits import QueueLimits, queue_full
 
 _MEMORY_S = 10.0
 """Time constant of the drain rate in seconds: an admission that long ago has weight 1/e. Only time
-with a backlog counts."""
+during a backlog counts."""
 MAX_RETRY_AFTER_S = 120
 """Maximum Retry-After in seconds."""
 
 
 class DrainRate:
-    """Rate (exponentially averaged) at which the queue drains while there is a backlog.
+    """Exponentially averaged rate at which the queue drains while there is a backlog.
 
     Without a backlog, the queue drains at the arrival rate, which does not indicate capacity:
     neither idle time nor admissions that fill free slots at the start of a burst count.
@@ -45,7 +46,7 @@ class DrainRate:
         """Adds the time since the last step, and the admissions in it, if there was a backlog.
 
         Args:
-            now: the scheduler's clock, in seconds.
+            now: time on the scheduler's clock, in seconds.
             is_waiting: whether requests remain in the queue after this step (a backlog).
         """
         # A backlog that ended without an admission was aborted at an unknown time.
@@ -59,11 +60,12 @@ class DrainRate:
         self._has_backlog = self.is_due = is_waiting
 
     def end_backlog(self) -> None:
-        """Records that the queue was empty when a request arrived, as after aborts."""
+        """Records that the queue was empty when a request arrived, for example after aborts."""
         self._has_backlog = False
 
     def retry_after_s(self, num_requests: int, num_tokens: int) -> int:
-        """Whole seconds, 1 to MAX_RETRY_AFTER_S, until these requests should have left the queue.
+        """Time until the given numbers of requests and tokens should have left the queue, in whole
+        seconds from 1 to MAX_RETRY_AFTER_S.
 
         A new backlog has had no admissions yet, so one request of average length is assumed.
         """
@@ -74,7 +76,7 @@ class DrainRate:
 
 
 class LoadShedder:
-    """Rejects an arrival, or the least urgent waiting request if the arrival is more urgent.
+    """Rejects an arriving request, or the least urgent waiting one if the arrival is more urgent.
 
     Among equally urgent requests of several tenants, one of the tenant with the most requests is
     rejected in favor of a tenant with fewer. Requests that have already run are not rejected.
@@ -104,7 +106,7 @@ class LoadShedder:
         return candidate if self._has_room(arrival, candidate) else arrival
 
     def rejection(self, request: Request) -> Rejection:
-        """The 429 for a rejected request."""
+        """The HTTP 429 response for a rejected request."""
         return queue_full(
             request.request_id,
             request.attempt,

@@ -11,7 +11,7 @@ from worker.core.scheduler.step import StepBuilder
 
 
 def num_still_needed(request: Request, page_size: int, cache: CacheManager) -> int:
-    """Number of pages that a running request still needs for all its known tokens plus one more
+    """Number of pages that a running request still needs for all of its known tokens, plus one more
     page or a canvas."""
     assert request.lease is not None
     num_tokens = min(request.limit, len(request.token_ids) + page_size)
@@ -23,11 +23,11 @@ def num_still_needed(request: Request, page_size: int, cache: CacheManager) -> i
 class PageClaims:
     """Finds pages for the next positions of a running request.
 
-    It takes, in this order: free pages, evictable ones, those that a step in flight is about to
-    free (by waiting for it), and those of requests after the claimant in the running set. The last
-    request of the set never takes pages from others: it waits and keeps its own until an earlier
-    one ends or preempts it. If the only running request has duplicates of cached pages, it is
-    preempted itself and readmitted with the cached pages.
+    Pages are taken in this order: free ones, evictable ones, those that a step in flight is about
+    to free (by waiting for it), and those of requests after the claimant in the running set. The
+    last request of the set never takes pages from others: it waits and keeps its own until an
+    earlier one ends or preempts it. If the only running request has duplicates of cached pages, it
+    is preempted and readmitted with the cached pages.
     """
 
     def __init__(self, state: SchedulerState, lifecycle: Lifecycle) -> None:
@@ -36,10 +36,11 @@ class PageClaims:
         self._running = state.running
         self._lifecycle = lifecycle
         self.num_promised = 0
-        """Pages (blocks) reserved for requests admitted to this step, after the running ones."""
+        """Number of pages (blocks) reserved for requests admitted to this step, whose rows follow
+        those of running requests."""
 
     def add_row(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
-        """Adds a row of up to `length` positions, as far as pages are available; returns its
+        """Adds a row of up to `length` positions, limited by the available pages; returns its
         length."""
         if request.num_computed + length > len(lease.pages) * self._page_size:
             length = self._claim(request, lease, length, builder)
@@ -48,7 +49,7 @@ class PageClaims:
         return length
 
     def extend(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> bool:
-        """Extends a lease by the pages of the next `length` positions; returns whether it now has
+        """Extends a lease by the pages for the next `length` positions; returns whether it now has
         all of them. If not, the pages that it got are kept."""
         end = request.num_computed + length
         while (missing := -(-end // self._page_size) - len(lease.pages)) > 0:
@@ -65,8 +66,8 @@ class PageClaims:
         """Adds a speculative row, with pages for its maximum extent.
 
         No request is preempted and no reserved page is used for drafts, nor for a token whose
-        position depends on steps in flight, which waits for them. If there is no page for its
-        newest token, the request gets no row.
+        position depends on steps in flight; such a token waits for these steps. If there is no page
+        for its newest token, the request gets no row.
         """
         page_size, start = self._page_size, request.num_computed
         # The last token of a request is sampled but never computed.
@@ -91,7 +92,7 @@ class PageClaims:
 
     def _claim(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
         """Extends `lease` by up to `length` positions, limited by the available pages; returns the
-        number."""
+        number of positions."""
         start = len(lease.pages)
         space = start * self._page_size - request.num_computed
         if not space and not self._make_available(request):
@@ -105,7 +106,7 @@ class PageClaims:
         return min(length, space + missing * self._page_size)
 
     def _make_available(self, request: Request) -> bool:
-        """Whether at least one page is available, after preempting requests if necessary."""
+        """Preempts requests if necessary to make a page available; returns whether one is."""
         while not self._cache.num_allocatable:
             if self._cache.is_fenced or self._will_advance():
                 return False

@@ -16,7 +16,7 @@ from worker.protocol.admission import AdmissionPolicyName, SchedulePolicy
 
 
 class Item(NamedTuple):
-    """A waiting request from the perspective of a policy."""
+    """A waiting request, as seen by a policy."""
 
     cost: int
     """Number of uncached tokens, which have to be computed."""
@@ -34,12 +34,12 @@ class QueueOrder(NamedTuple):
     """
 
     key: Callable[[Item], float]
-    """Sort key, lowest first; ties keep the order of arrival."""
+    """Sort key, lowest first; ties are broken by order of arrival."""
     max_queue: int
-    """Maximum queue length that is sorted; sorting longer ones costs more than it saves."""
+    """Maximum length of a queue that is sorted; sorting longer queues costs more than it saves."""
 
     def order(self, items: Sequence[Item]) -> list[int]:
-        """Indices in queue order; levels are in descending order."""
+        """Indices of the items in queue order, with levels in descending order."""
         return _ordered(items, self.key)
 
 
@@ -49,8 +49,9 @@ ORDERS: Final[Mapping[SchedulePolicy, QueueOrder | None]] = MappingProxyType(
         "lpm": QueueOrder(key=lambda item: item.cost - item.num_tokens, max_queue=128),
     }
 )
-"""Orders by their names in `--schedule-policy`; None is the order of arrival. lpm (longest prefix
-match) puts the request with the most cached tokens first, with the same limit as in SGLang."""
+"""Queue orders by their names in `--schedule-policy`; None is the order of arrival. lpm (longest
+prefix match) puts the request with the most cached tokens first, up to the same queue length as
+in SGLang."""
 
 
 class AdmissionPolicy(NamedTuple):
@@ -64,15 +65,17 @@ class AdmissionPolicy(NamedTuple):
     considers as many requests as could be admitted; otherwise, it considers
     `prefill_admission_lookahead` requests."""
     key: Callable[[Item], float] | None = None
-    """Sort key, lowest first; ties keep the order of the queue, as does None."""
+    """Sort key, lowest first; ties keep the order of the queue. None keeps that order for all
+    requests."""
 
     def order(self, items: Sequence[Item]) -> list[int]:
-        """Indices in the order in which requests are tried; levels are in descending order."""
+        """Indices of the items in the order in which they are tried, with levels in descending
+        order."""
         return list(range(len(items))) if self.key is None else _ordered(items, self.key)
 
     def in_turn(self, items: Sequence[Item], tenants: Sequence[str]) -> list[int]:
-        """Indices in the order in which requests are tried, preserving the turns of several
-        tenants.
+        """Indices of the items in the order in which they are tried, such that several tenants keep
+        their turns.
 
         Args:
             items: requests in queue order, which determines the tenants' turns.
@@ -95,7 +98,7 @@ POLICIES: Final[Mapping[AdmissionPolicyName, AdmissionPolicy]] = MappingProxyTyp
     }
 )
 """Policies by their names in `--prefill-admission-policy`. pack tries requests by ascending cost,
-which admits the maximum number of requests that fit, at minimum cost."""
+which admits as many requests as fit, at minimum cost."""
 
 
 def _ordered(items: Sequence[Item], key: Callable[[Item], float]) -> list[int]:
@@ -107,11 +110,12 @@ class Outcome(Enum):
 
     ENTERED = auto()
     NO_CAPACITY = auto()
-    """Slots or pages are missing."""
+    """There are too few free slots or pages."""
     WAITS = auto()
     """The request waits for a prefix that another request is computing; others may be tried."""
     PREEMPTING = auto()
-    """Slot and pages will be free in the next step: running requests are about to be preempted."""
+    """A slot and pages will be free in the next step, since running requests are about to be
+    preempted."""
 
 
 class StepHeadroom:
@@ -121,8 +125,8 @@ class StepHeadroom:
         tokens: prompt tokens left for new requests.
         max_each: maximum number of tokens that one of them may take initially; the rest is
             distributed afterwards.
-        alone: tokens for a request that does not fit into any round and gets a separate step; 0
-            while other prefills are running.
+        alone: maximum number of tokens of a request that does not fit into any round and gets a
+            separate step; 0 while other prefills are running.
         requests: maximum number of requests to admit.
         chunked: whether a prompt may be computed in parts; otherwise, it is computed as a whole.
     """
@@ -142,7 +146,7 @@ class StepHeadroom:
         return self.tokens > 0 and self.requests > 0
 
     def fits(self, cost: int) -> bool:
-        """Whether there is room for a request with this cost."""
+        """Whether there is room for a request whose cost is `cost`."""
         return self.is_open and (self._chunked or cost <= self.tokens)
 
     def take(self, cost: int) -> int:
@@ -153,7 +157,8 @@ class StepHeadroom:
         return length
 
     def take_alone(self, cost: int) -> int:
-        """Grants a request a separate step; returns the number of tokens, 0 if impossible."""
+        """Grants a request a separate step; returns the number of tokens granted, or 0 if it does
+        not fit."""
         length = min(cost, self._alone) if self.requests else 0
         if length:
             self.tokens = 0
@@ -172,8 +177,8 @@ class AdmissionRound:
         policy: order in which requests are tried.
         items: requests in queue order.
         headroom: numbers of tokens and requests for which the step has room.
-        max_drop: number of levels below an admitted request at which no other is admitted, so that
-            the step does not become longer for the urgent one; 0 for no limit.
+        max_drop: number of levels below an admitted request at which no other request is admitted,
+            since it would make the step longer for the urgent one; 0 for no limit.
         floor: minimum level that is admitted.
     """
 
@@ -187,15 +192,15 @@ class AdmissionRound:
     ) -> None:
         self.is_preempting = False
         """Whether running requests are about to be preempted for a request that was tried. From
-        then on, only slots freed by others count, and less urgent requests must not take its
-        pages."""
+        then on, only slots freed by others count, and less urgent requests must not take the pages
+        of that request."""
         self._stops = policy.stops
         self._items = items
         self._headroom = headroom
         self._max_drop = max_drop
         self._floor = floor
-        """Minimum level that is admitted. It rises when pages are missing for a request, since
-        less urgent requests must not take them."""
+        """Minimum level that is admitted. It rises when there are too few pages for a request,
+        since less urgent requests must not take those that are left."""
         self._left = iter(policy.order(items))
         self._tried = -1
         self._has_top_misfit = self._is_over = False

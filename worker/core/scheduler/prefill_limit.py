@@ -1,4 +1,4 @@
-"""Prefill limit: the time that prefill may take in a step so that decodes meet their targets."""
+"""Prefill limit: how long prefill may take in a step so that decodes meet their targets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ RESERVE = 0.05
 percent."""
 LATE_PART = 0.75
 """Prefill time, as a fraction of the target, in a step whose decodes miss their target even without
-prefill: as much as is left if decodes take a quarter of the target, which is typical of servers."""
+prefill. It equals the time that is left if decodes take a quarter of the target, which is typical
+of servers."""
 
 
 def prefill_limit_s(decodes: Sequence[Request], costs: StepCosts, default_s: float) -> float:
-    """Seconds that prefill may add to a step with these decodes; infinite if there is no limit.
+    """Time that prefill may add to a step with these decodes, in seconds; infinite if there is no
+    limit.
 
         │ decodes │ prefill                            │ reserve │
         └──────── smallest target per token of the decodes ──────┘
@@ -33,7 +35,7 @@ def prefill_limit_s(decodes: Sequence[Request], costs: StepCosts, default_s: flo
     Args:
         decodes: decoding requests of the step.
         costs: predicted step times.
-        default_s: target, in seconds per token, of requests without their own; 0 if there is none.
+        default_s: target, in seconds per token, of requests that set none; 0 if there is none.
     """
     targets = {request.tpot_s for request in decodes}
     if inf in targets:

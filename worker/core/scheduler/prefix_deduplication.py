@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from worker.core.request import Request
 
 _MIN_FRACTION = 0.25
-"""Minimum shared fraction of a request's uncached tokens for it to wait."""
+"""Minimum fraction of a request's uncached tokens that must be shared for it to wait."""
 
 
 class PrefixDeduplication:
     """Finds waiting requests that would compute the same tokens as a running prefill.
 
-    Such a request waits until the shared part, which it would have to compute first anyway, has
-    been computed. It loses little, and all others gain. It does not wait for a prompt of lower
+    Such a request waits until the shared part has been computed, which it would have to compute
+    first anyway. It loses little, and all others gain. It does not wait for a prompt of lower
     priority, since that may be skipped in favor of more urgent ones. Priorities are compared
     without deadline boosts, which equal requests get at different times.
 
@@ -30,7 +30,7 @@ class PrefixDeduplication:
         """Running prefills by arrival number."""
 
     def begin_round(self, running: Iterable[Request]) -> None:
-        """Collects the running requests with full pages of known tokens that are not cached yet."""
+        """Collects the running requests that still have to compute full pages of known tokens."""
         size = self._page_size
         self._under_way = {
             request.arrival: request
@@ -60,7 +60,7 @@ class PrefixDeduplication:
         )
 
     def is_being_computed(self, request: Request) -> bool:
-        """Whether a running prefill is going to compute a large part of `request`'s tokens."""
+        """Whether a running prefill will compute a large part of `request`'s tokens."""
         if self.still_waits(request):
             return True
         cached = len(request.token_ids) - request.queue_entry.num_uncached
@@ -90,16 +90,16 @@ class PrefixDeduplication:
         return False
 
     def _last_wait(self, request: Request, shared: int) -> int:
-        """Number of cached tokens up to which a large part of the uncached tokens of `request` is
-        shared, given that its first `shared` tokens are shared."""
+        """Maximum number of cached tokens at which a large part of the uncached tokens of `request`
+        is shared, given that its first `shared` tokens are shared."""
         length = len(request.token_ids)
         by_part = int((shared - _MIN_FRACTION * length) / (1.0 - _MIN_FRACTION))
         return min(shared - self._min_tokens, by_part)
 
 
 def _num_shared(request: Request, other: Request, known: int) -> int:
-    """Number of leading tokens that are equal, among the known tokens computed by `other`; at least
-    the first `known` are equal."""
+    """Number of leading tokens that `request` shares with the known tokens that `other` computes.
+    The first `known` tokens must be equal."""
     mine, others = request.token_ids, other.token_ids
     low, high = known, min(len(mine) - 1, other.num_prefill)
     if mine[low:high] == others[low:high]:

@@ -22,9 +22,9 @@ class PriorityPreemption:
     in the next step if one of them has a row in flight.
 
     Two requests cannot preempt each other alternately: a running request keeps the level with which
-    it was admitted, and its preemptor exceeds that by at least the gap, which is more than a
-    deadline can add. Repeated work is bounded: after each preemption, a request must get twice as
-    many tokens, up to MAX_PROGRESS, before it can be preempted again.
+    it was admitted, and a request that preempts it exceeds that by at least the gap, which is more
+    than a deadline can add. Repeated work is bounded: after each preemption, a request must get
+    twice as many tokens, up to MAX_PROGRESS, before it can be preempted again.
     """
 
     def __init__(self, state: SchedulerState, host_loads: HostLoadPolicy | None) -> None:
@@ -36,7 +36,7 @@ class PriorityPreemption:
         self._host_loads = host_loads
 
     def is_possible(self, level: int) -> bool:
-        """Whether a request of this level outranks a running one by at least the gap."""
+        """Whether a request of `level` outranks a running one by at least the gap."""
         return bool(
             self.gap and len(self._running) and self._running.last().level <= level - self.gap
         )
@@ -46,7 +46,7 @@ class PriorityPreemption:
 
         Args:
             request: a waiting request.
-            num_missing: number of pages that it needs, in addition to a slot.
+            num_missing: number of pages that the request needs, in addition to a slot.
             spared: ids of running requests that are being preempted for others.
         """
         if not self.is_possible(request.level):
@@ -85,8 +85,8 @@ class PriorityPreemption:
         return loose_end + lost
 
     def _num_gained(self, victim: Request) -> int:
-        """Number of pages freed by a victim: those that only it uses, and its part of the
-        reserve."""
+        """Number of pages that preempting a victim makes available: those that only it uses, and
+        its part of the reserve."""
         assert victim.lease is not None
         kept = num_still_needed(victim, self._page_size, self._cache)
         return self._cache.num_held_alone(victim.lease) + kept

@@ -17,8 +17,8 @@ from worker.core.scheduler.tenant_queue import TenantQueue
 
 
 class WaitingQueue:
-    """Requests ordered by level; within a level, preempted requests come first, by age; then the
-    tenants take fair turns, each with its requests by deadline and age.
+    """Requests ordered by level. Within a level, preempted requests come first, by age. The tenants
+    then take fair turns, with each tenant's requests ordered by deadline and age.
 
     A request moves to a higher level when its deadline is near, and back when it can no longer be
     met. Each move is a new generation of the request, which invalidates older alarms.
@@ -32,22 +32,23 @@ class WaitingQueue:
         self.num_requests = 0
         """Number of waiting requests."""
         self.num_tokens = 0
-        """Number of tokens of all waiting requests."""
+        """Total number of tokens in waiting requests."""
         self.num_expected_cached = 0
-        """Number of tokens that gateways expect to be cached, over requests that have never run."""
+        """Number of tokens that gateways expect to be cached, over all requests that have never
+        run."""
         self._urgency = urgency
         self._service = service
         self._levels = [_Level() for _ in range(MAX_LEVEL + 1)]
         self.alarms: list[tuple[float, int, int, Request]] = []
-        """Heap of (time, arrival, generation, request): time at which a request's level must be
-        recomputed; entries of an older generation are ignored."""
+        """Heap of (time, arrival, generation, request), with the time at which a request's level
+        must be recomputed. Entries of an older generation are ignored."""
 
     def push(self, request: Request, now: float) -> None:
         """Adds a request that has never run."""
         self._enter(request, now, resumed=False)
 
     def push_back(self, request: Request, now: float) -> None:
-        """Adds a preempted request, before requests of its level that have not run."""
+        """Adds a preempted request, ahead of requests of its level that have not run."""
         self._enter(request, now, resumed=True)
 
     def remove(self, request: Request) -> None:
@@ -74,12 +75,12 @@ class WaitingQueue:
             heapify(self.alarms)
 
     def window(self, count: int) -> list[Request]:
-        """First `count` requests in order."""
+        """First `count` requests in queue order."""
         return list(islice(self._in_order(), count))
 
     def oldest(self) -> Request | None:
-        """The request that has been in the highest level for the longest time; None if none
-        waits."""
+        """The request that has been in the highest level for the longest time; None if no request
+        is waiting."""
         for level in reversed(self._levels):
             if level.members:
                 return next(iter(level.members.values()))
@@ -88,7 +89,7 @@ class WaitingQueue:
     def least_urgent(self) -> Request | None:
         """First request to reject when the queue is full; None if all have already run.
 
-        It is the newest one, in the lowest level, of the tenant with the most requests there.
+        This is the newest request, in the lowest level, of the tenant with the most requests there.
         """
         for level in self._levels:
             queues = [queue for queue in level.by_tenant.values() if queue]
@@ -98,11 +99,11 @@ class WaitingQueue:
 
     @property
     def lowest_level(self) -> int:
-        """Lowest priority of waiting requests that have never run; -1 if all have."""
+        """Lowest level of waiting requests that have never run; -1 if all have."""
         return next((n for n, level in enumerate(self._levels) if level.by_tenant), -1)
 
     def num_waiting(self, tenant: str, level: int) -> int:
-        """Number of a tenant's requests in a level that have not run."""
+        """Number of a tenant's requests in a level that have never run."""
         waiting = self._levels[level].by_tenant.get(tenant)
         return len(waiting) if waiting is not None else 0
 
@@ -128,7 +129,8 @@ class WaitingQueue:
                 yield from self._in_turn(level)
 
     def _in_turn(self, level: _Level) -> Iterator[Request]:
-        """Requests of a level in fair turns, as if each were charged when it is yielded."""
+        """Requests of a level in fair turns, as if each tenant were charged when its request is
+        yielded."""
         if len(level.by_tenant) == 1:
             yield from next(iter(level.by_tenant.values()))
             return

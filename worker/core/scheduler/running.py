@@ -8,8 +8,8 @@ from worker.core.request import Request, RequestState
 
 
 class RunningSet(list[Request]):
-    """Running requests by level, then age; the last one is the first to be preempted if pages are
-    missing.
+    """Running requests by level, then age. The last one is the first to be preempted if there are
+    too few pages.
 
     A request that claims pages takes them from requests after it, so a step that iterates in this
     order never preempts a request that already has a row.

@@ -35,11 +35,11 @@ DIGEST_INTERVAL = 64
 
 
 class Scheduler:
-    """Schedules every step of one worker group. Deterministic: same calls, same Plans.
+    """Schedules every step of one worker group. Deterministic: the same calls give the same Plans.
 
     Steps may overlap: `schedule` can be called while an earlier step is in flight. Positions that
-    it computes count as computed, and tokens that it samples as placeholders. Output of requests
-    that end in the meantime is dropped.
+    a step in flight computes count as computed, and tokens that it samples count as placeholders.
+    Output for requests that end in the meantime is dropped.
 
         add ──> queue ──admit──> running ──apply──> finished
          │        ^ ^               │
@@ -60,7 +60,7 @@ class Scheduler:
         self.config = config
         self._clock = clock
         self.state = state = SchedulerState.create(config, clock)
-        """Requests and the resources they hold; changed by the scheduler's parts only."""
+        """Requests and the resources they hold; only changed by the scheduler's parts."""
         self.lifecycle = Lifecycle(state)
         """Moves requests between queue and running set."""
         self.forecast = state.forecast
@@ -88,7 +88,7 @@ class Scheduler:
         self.launched: StepInFlight
         """The last launched step."""
         self._digest = SampleDigest() if config.num_ranks > 1 else None
-        """Digest of the sampled tokens; None for a single rank."""
+        """Digest of the sampled tokens; None if there is a single rank."""
         self._num_arrivals = 0
         self._has_uncharged = False
         """Whether tokens were generated since tenants were last charged on an arrival."""
@@ -201,7 +201,8 @@ class Scheduler:
         )
 
     def schedule(self) -> Plan | None:
-        """Plan of the next step; None if there is nothing to do before the next result."""
+        """Returns the Plan of the next step; None if there is nothing to do before the
+        next result."""
         state, now = self.state, self._clock()
         seq = self._num_launched + 1
         builder = StepBuilder(seq)
@@ -306,7 +307,7 @@ class Scheduler:
     def masked_rows(self) -> list[tuple[str, int] | None]:
         """Requests of the masked rows of the only step in flight, by id and attempt.
 
-        None for rows whose request has since ended, been preempted or switched to free text.
+        An entry is None if the request has since ended, been preempted or switched to free text.
         """
         assert len(self._in_flight) == 1, "masks depend on the results of all earlier steps"
         return self._in_flight[0].masked_rows()
@@ -317,7 +318,7 @@ class Scheduler:
         return self.lifecycle.take_unguided()
 
     def take_report(self) -> StepReport:
-        """Report of everything since the last report, with the current load."""
+        """Returns a report of everything since the last report, with the current load."""
         self._num_reports += 1
         outputs, cache = self.state.outputs, self.state.cache
         deltas, outputs.deltas = outputs.deltas, {}
@@ -350,7 +351,7 @@ class Scheduler:
             state.adapters.check_invariants()
 
     def _load(self) -> LoadSnapshot:
-        """Current load; takes one pass over the running set."""
+        """Current load. Takes one pass over the running set."""
         state, gate, new_prompt_share = self.state, self.steps.speculation, 0.0
         queue, cache, counted = state.queue, state.cache, state.stats.load
         num_gated = 0 if state.adapters is None else state.adapters.num_tokens
@@ -383,8 +384,8 @@ class Scheduler:
         )
 
     def _enqueue(self, request: Request, now: float, *, resumed: bool) -> None:
-        """Queues a request, or holds it until its adapter is on the device; `resumed` requests are
-        queued before those that have never run."""
+        """Queues a request, or holds it until its adapter is on the device. If `resumed`, it is
+        queued ahead of requests that have never run."""
         state = self.state
         if state.adapters is not None and not state.adapters.enter(request):
             state.held[request.request_id] = request
@@ -394,7 +395,7 @@ class Scheduler:
             state.queue.push(request, now)
 
     def _open_gate(self, adapters: AdapterGate, now: float) -> None:
-        """Queues the requests whose adapters have received slots."""
+        """Queues the requests whose adapters have been given slots."""
         for request in adapters.open(now):
             del self.state.held[request.request_id]
             if _is_resumed(request):
@@ -403,7 +404,8 @@ class Scheduler:
                 self.state.queue.push(request, now)
 
     def _take_adapters(self, adapters: AdapterGate, result: StepResult) -> None:
-        """Records the adapter reads that have ended; a failed read fails the adapter's requests."""
+        """Records the adapter reads that have ended. If a read failed, the adapter's
+        requests fail."""
         adapters.pool.complete(result.seq)
         for read in result.adapters_read:
             if read.error:
@@ -415,7 +417,8 @@ class Scheduler:
             adapters.pool.read_ended(read)
 
     def _shed(self, arrival: Request) -> bool:
-        """Rejects a request if the queue is full; returns whether that is the arrival."""
+        """Rejects a request if the queue is full; returns whether the rejected request is the
+        arriving one."""
         loser = self._shedder.loser(arrival)
         if loser is None:
             return False
@@ -431,5 +434,5 @@ class Scheduler:
 
 
 def _is_resumed(request: Request) -> bool:
-    """Whether a request that was held is queued before those that have never run."""
+    """Whether a request that was held is queued ahead of requests that have never run."""
     return request.state is RequestState.PREEMPTED or request.is_resubmitted

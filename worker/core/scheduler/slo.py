@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from worker.core.request import Request
 
 BOOST = 2
-"""Levels added to a request near its deadline."""
+"""Number of levels by which a request is raised near its deadline."""
 MAX_LEVEL = 9
 
 
@@ -16,7 +16,8 @@ class Forecast(Protocol):
     """Predicts latencies from previous steps."""
 
     def first_token_s(self, num_tokens: int) -> float:
-        """Predicted seconds from admission to first token, with `num_tokens` to compute."""
+        """Predicted time from admission to first token, in seconds, with `num_tokens`
+        to compute."""
         ...
 
 
@@ -25,7 +26,7 @@ class RequestUrgency(NamedTuple):
 
     level: int
     deadline_s: float
-    """Deadline of the next token; infinite without an SLO, or if it can no longer be met."""
+    """Deadline of the next token; infinite if there is no SLO, or if it can no longer be met."""
     until_s: float
     """Time at which level and deadline become outdated; infinite if they never do."""
 
@@ -41,7 +42,8 @@ class Urgency:
     not help it and would delay the others.
 
     Args:
-        margin_s: seconds before the latest start time during which a request is more urgent.
+        margin_s: time before the latest start time during which a request is more urgent, in
+            seconds.
         forecast: predicts the time to the first token, which determines the latest start time.
     """
 
@@ -50,7 +52,7 @@ class Urgency:
         self._forecast = forecast
 
     def of_request(self, request: Request, now: float) -> RequestUrgency:
-        """Level and deadline of `request`, starting at `now`."""
+        """Level and deadline of `request` at time `now`."""
         deadline = request.due_s
         if deadline == inf:
             return RequestUrgency(request.priority, inf, inf)

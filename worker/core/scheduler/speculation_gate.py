@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 FIRST_RATE = 0.8
 """Prior of the acceptance rate, typical for prompt lookup in copied text."""
 REFERENCE_STEPS = 48
-"""Number of steps of a batch size with drafts in all rows after which one step has none: only that
-separates the cost of drafting from the cost of a row."""
+"""Number of steps of a batch size with drafts in all rows, after which one step has none. Only such
+a step separates the cost of drafting from the cost of a row."""
 PROBE_SHARE = 0.005
-"""Fraction of the time of all steps that is available to probes; at most the share of
+"""Fraction of the time of all steps that is available to probes. At most the share of
 `LONGEST_WAIT` steps accumulates."""
 MARGIN = 0.05
-"""Margin by which a draft's expected benefit must exceed its cost (as a fraction), and minimum gain
-of a row in tokens: drafts also take time outside the rank, and estimates are not exact."""
+"""Margin by which a draft's expected benefit must exceed its cost (as a fraction), and the minimum
+gain of a row in tokens. Drafts also take time outside the rank, and estimates are not exact."""
 LONGEST_REST = 8
 """Maximum number of steps in which decisions are skipped after no request was selected to draft,
 since decisions also take time."""
@@ -44,15 +44,15 @@ class SpeculationGate:
 
     Whether a request drafts depends on the gain of its rows so far: accepted drafts minus the cost
     of the row, which has a fixed part and a part per draft (`StepCosts.draft_row`, `draft_token`).
-    New requests are expected to gain as much as the rows of all requests in steps of this size. A
-    request with a negative gain gets no drafts, except for occasional probes.
+    New requests are expected to gain as much as the average row, over all requests, in steps of
+    this size. A request with a negative gain gets no drafts, except for occasional probes.
 
     The number of its drafts depends on the cost of one more draft, which is much smaller. A draft
     is worthwhile if its acceptance probability exceeds a threshold: the number of tokens that could
-    be generated in its time at the current throughput, including drafts. Proposers that know a
-    probability for each draft receive the threshold with the Plan and stop there. For others, the
-    acceptance rate p of the request bounds the number: the j-th draft is accepted with probability
-    p^j.
+    be generated in the time it takes, at the current throughput, including drafts. Proposers that
+    know a probability for each draft receive the threshold with the Plan and stop there. For other
+    proposers, the acceptance rate p of the request limits the number: the j-th draft is accepted
+    with probability p^j.
 
     The more compute-bound a batch is, the closer the threshold is to one, and the fewer drafts
     there are. Decisions depend only on the calls, not on clocks or random numbers.
@@ -77,7 +77,7 @@ class SpeculationGate:
         self._batches: dict[int, BatchRecord] = {}
         """Statistics by `size_class` of the batch."""
         self._probe_s = 0.0
-        """Seconds available to probes."""
+        """Time available to probes, in seconds."""
         self._costs: StepCosts | None = None
         """Coefficients of the step-time model; None until it can make predictions."""
         self._batch = BatchRecord()
@@ -92,9 +92,9 @@ class SpeculationGate:
         self._step = 0
         """Number of this step."""
         self._num_decisions = self._num_allowed = 0
-        """Number of requests of this step with a decision, and number of those that may draft."""
+        """Number of requests considered in this step, and number of those that may draft."""
         self._rest = 1
-        """Number of steps of the next rest, see LONGEST_REST."""
+        """Length of the next rest in steps (see LONGEST_REST)."""
         self._rest_until = 0
         """Step at which the current rest ends; 0 if there is none."""
 
@@ -111,7 +111,7 @@ class SpeculationGate:
         Args:
             num_running: number of requests in the running set.
             num_decodes: number of those that are decoding.
-            now: the scheduler's clock, in seconds.
+            now: time on the scheduler's clock, in seconds.
             costs: coefficients of the step-time model; None until it can make predictions.
         """
         self._now = now
@@ -150,7 +150,7 @@ class SpeculationGate:
             self._closed = Decision.COST_UNKNOWN
 
     def num_drafts(self, request: Request) -> int:
-        """Maximum number of drafts of a decoding request in this step. Requires `is_open`."""
+        """Maximum number of drafts for a decoding request in this step. Requires `is_open`."""
         assert self._closed is None, "drafting is disabled in this step"
         number, decision = self._decide(request)
         self._num_decisions += 1
@@ -165,8 +165,8 @@ class SpeculationGate:
 
         Args:
             step: the step as planned.
-            result: its result.
-            counts: number of tokens of the result per row.
+            result: result of the step.
+            counts: number of the result's tokens for each row.
             shape: shape of the step.
         """
         if not shape.decode_rows:
@@ -215,7 +215,7 @@ class SpeculationGate:
         return 0.0 if record.has_drafted or self._costs is None else self._costs.draft_start
 
     def _attempt_s(self, record: RequestRecord) -> float:
-        """Seconds that drafting adds to a row, independent of the number of drafts."""
+        """Time in seconds that drafting adds to a row, independent of the number of drafts."""
         return self._start_s(record) + (0.0 if self._costs is None else self._costs.draft_row)
 
     def _decide(self, request: Request) -> tuple[int, Decision]:
@@ -261,7 +261,7 @@ class _DraftedRow(NamedTuple):
     num_drafts: int
     num_accepted: int
     num_useful: int
-    """Number of accepted drafts, without those after the end of the request."""
+    """Number of accepted drafts, excluding those after the end of the request."""
 
 
 def _drafted_rows(
@@ -275,7 +275,7 @@ def _drafted_rows(
     Args:
         planned: rows of decoding requests, as planned.
         result: result of their step.
-        counts: number of tokens of the result per row.
+        counts: number of the result's tokens for each row.
         rows: receives an entry for each computed row that was allowed to draft.
 
     Returns:
@@ -296,7 +296,8 @@ def _drafted_rows(
 
 
 def _num_useful(request: Request, tokens: Sequence[int]) -> int:
-    """Number of tokens up to the first EOS or stop token, or of all tokens if there is none."""
+    """Number of tokens up to and including the first EOS or stop token; all tokens if there is
+    none."""
     if len(tokens) > 1:
         for index, token in enumerate(tokens):
             if token in request.end_token_ids:
@@ -305,7 +306,7 @@ def _num_useful(request: Request, tokens: Sequence[int]) -> int:
 
 
 def _number_worth(rate: float, threshold: float, limit: int) -> int:
-    """The largest j, at most `limit`, for which rate^j is at least the threshold."""
+    """Maximum j, up to `limit`, for which rate^j is at least the threshold."""
     if rate < threshold or rate <= 0.0:
         return 0
     if rate >= 1.0 or threshold <= 0.0:
@@ -318,7 +319,8 @@ def create_gate(config: EngineConfig, *, on_cuda: bool) -> SpeculationGate | Non
 
     Args:
         config: the engine configuration.
-        on_cuda: whether it runs on CUDA, where prompt lookup does not stop by itself.
+        on_cuda: whether the engine runs on CUDA, where prompt lookup does not stop at the
+            threshold.
     """
     speculative = config.speculative
     if speculative is None:

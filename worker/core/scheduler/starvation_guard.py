@@ -1,4 +1,4 @@
-"""Starvation guard: no request is passed over forever, under any queue policy."""
+"""Starvation guard: prevents requests from being passed over forever, under any queue policy."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class StarvationGuard:
     level for the longest time.
 
     A round passes over the oldest request if it admits others of its level or below instead. After
-    MAX_PASSES such rounds, every round is fifo with the oldest at the head, and no other request is
-    admitted before it. Since running requests end, there will be room for it. Then the next one
-    becomes the oldest. A request that entered its level after k others is thus passed over in at
-    most (k + 1) · MAX_PASSES rounds if there are no more urgent ones, with any combination of pack,
-    lpm, deadlines and fair sharing.
+    MAX_PASSES such rounds, every round is fifo with the oldest request at the head, and no other
+    request is admitted before it. Since running requests end, there will be room for it. The next
+    request then becomes the oldest. A request that entered its level after k others is thus passed
+    over in at most (k + 1) · MAX_PASSES rounds if there are no more urgent ones, with any
+    combination of pack, lpm, deadlines and fair sharing.
     """
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class StarvationGuard:
         )
 
     def count(self, oldest: Request, generation: int, admitted: Iterable[Request]) -> None:
-        """Counts the requests admitted in a round while `oldest` waited; `generation` is its
-        generation."""
+        """Counts the requests admitted in a round while `oldest`, whose generation is `generation`,
+        waited."""
         if oldest is not self._oldest or generation != self._generation:
             self._oldest, self._generation, self._num_passes = oldest, generation, 0
         requests = list(admitted)

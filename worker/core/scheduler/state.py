@@ -1,4 +1,5 @@
-"""Scheduler state: requests, their resources, and counters, shared by all its parts."""
+"""Scheduler state, shared by all parts of the scheduler: requests, their resources,
+and counters."""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ class SchedulerStats:
     """Counters since the scheduler was created, and figures of the last step."""
 
     load: LoadSnapshot = field(default_factory=LoadSnapshot)
-    """Counters and last step for load snapshots, updated in place; other fields keep their
+    """Counters and last-step figures for load snapshots, updated in place; other fields keep their
     defaults."""
     num_dropped_tokens: int = 0
-    """Tokens sampled for requests that had already ended or been preempted."""
+    """Number of tokens sampled for requests that had already ended or been preempted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerState:
-    """Requests of a worker group, their locations and resources.
+    """Requests of a worker group, which sets they are in, and their resources.
 
     Only `Lifecycle` moves requests; all other parts only write the fields named in their
     docstrings.

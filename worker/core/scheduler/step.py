@@ -42,7 +42,7 @@ class InFlightRow(NamedTuple):
 
     @property
     def is_stale(self) -> bool:
-        """Whether its request has ended or was preempted in the meantime."""
+        """Whether the row's request has ended or was preempted in the meantime."""
         return self.request.lease is not self.lease
 
 
@@ -58,7 +58,7 @@ class StepInFlight:
     has_chunks: bool
     """Whether any row computes a chunk of a prompt, or a block."""
     masked: Sequence[int] = ()
-    """Masked rows among those that sample, as in the Plan."""
+    """Indices of the masked rows among those that sample, as in the Plan."""
     num_loads: int = 0
     """Number of pages that the Plan copies from host memory; a state counts as several pages."""
 
@@ -114,7 +114,7 @@ class StepInFlight:
 
     def masked_rows(self) -> list[tuple[str, int] | None]:
         """Requests of the Plan's masked rows, by id and attempt; None for stale rows, and for
-        requests that continue with free text."""
+        requests that switched to free text."""
         sampling = [planned for planned in self.rows if planned.row.num_samples]
         return [
             None
@@ -144,16 +144,16 @@ class StepBuilder:
         self._admits: list[Admit] = []
         self._page_writes: list[PageWrite] = []
         self._decodes: list[InFlightRow] = []
-        """Planned rows of one position."""
+        """Planned rows with one position."""
         self._speculative: list[InFlightRow] = []
         """Draft rows, and windows of running blocks."""
         self._chunks: list[InFlightRow] = []
         self._num_draft_tokens = 0
-        """Maximum number of drafts of all draft rows."""
+        """Maximum total number of drafts in all draft rows."""
         self.max_rounds = 1
         """Maximum number of forward passes over running blocks, as in `Plan`."""
         self.accepts: list[Accept] = []
-        """Positions decided under a grammar, as in `Plan`."""
+        """Tokens accepted under a grammar, as in `Plan`."""
         self._stores: PageCopies | None = None
         self._loads: PageCopies | None = None
         self._load_stores: PageCopies | None = None
@@ -213,7 +213,7 @@ class StepBuilder:
         """Adds a row for the next `length` positions of a request, and counts them as computed.
 
         A row that ends at the last token, known or in flight, samples the next one, unless the
-        request is pooled. A row that ends at the end of a running block (block diffusion) decides
+        request is pooled. A row that ends at the end of a running block (block diffusion) decodes
         positions of that block.
         """
         start = request.num_computed
@@ -243,7 +243,7 @@ class StepBuilder:
     def add_draft_row(self, request: Request, lease: Lease, end: int, num_drafts: int) -> None:
         """Adds a row for a decoding request's newest token and up to `num_drafts` drafts after it.
 
-        The position of the newest token may depend on steps in flight; positions of at least `end`
+        The position of the newest token may depend on steps in flight. Positions at or after `end`
         are not computed.
         """
         start = request.num_computed
@@ -270,7 +270,7 @@ class StepBuilder:
         self._speculative.append(InFlightRow(row, request, lease))
 
     def finish(self, digest_seq: int, digest: int) -> tuple[Plan, StepInFlight]:
-        """The Plan, and the step that the scheduler keeps until it receives the result."""
+        """Returns the Plan, and the step that the scheduler keeps until it receives the result."""
         rows = self._decodes + self._speculative + self._chunks
         masked: list[int] = []
         if self._any_masked:

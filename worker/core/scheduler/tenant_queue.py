@@ -1,4 +1,4 @@
-"""Queue of one tenant's requests of one level, earliest deadline first."""
+"""Queue of one tenant's requests in one level, earliest deadline first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from worker.core.request import Request
 
 
 class TenantQueue:
-    """Waiting requests sorted by deadline, then arrival; deadlines of members must not change."""
+    """Waiting requests sorted by deadline, then arrival. Deadlines of queued requests must not
+    change."""
 
     def __init__(self) -> None:
         self._members: OrderedDict[str, Request] = OrderedDict()

@@ -21,8 +21,8 @@ from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
 from worker.plan.plan import DraftRow, StepResult
 
 _LEAST_PART = 16
-"""Minimum fraction of the step's token budget for prompts, regardless of the decodes' targets: a
-prompt takes at most 16 times as many steps."""
+"""Minimum fraction of the step's token budget that is available to prompts, regardless of the
+decodes' targets. A prompt thus takes at most 16 times as many steps."""
 
 
 class Member(NamedTuple):
@@ -44,9 +44,10 @@ class TokenSteps:
         rows         running requests claim pages in order, then new requests get theirs;
                      drafts use the tokens that are left
 
-    A prompt that is outranked by the preemption gap is skipped, since it would only make the step
-    longer for the more urgent one. Decodes are also skipped, for a limited number of consecutive
-    steps, if they would take a large part of each step's tokens or time (`DecodeDeferral`).
+    A prompt that another one outranks by the preemption gap is skipped, since it would only make
+    the step longer for the more urgent one. Decodes are also skipped, for a limited number of
+    consecutive steps, if they would take a large part of each step's tokens or time
+    (`DecodeDeferral`).
 
     Requests whose cached pages are being loaded from host memory are admitted, but have no rows
     until the loads have completed, so that other requests do not wait for them.
@@ -81,7 +82,7 @@ class TokenSteps:
 
         Args:
             builder: receives rows of running requests and of those that are admitted.
-            now: the scheduler's clock, in seconds.
+            now: time on the scheduler's clock, in seconds.
             in_flight: steps in flight, oldest first; unused here.
         """
         # Running: decodes, drafts, prompts. This is a copy, since admission adds and preempts
@@ -160,7 +161,7 @@ class TokenSteps:
     def _launch_loading(
         self, loading: Sequence[Admitted], budget: StepBudget, builder: StepBuilder
     ) -> None:
-        """Launches admitted requests whose pages are being loaded: without rows, unless the step
+        """Launches admitted requests whose pages are being loaded. They get no rows unless the step
         has no others."""
         lengths = [0] * len(loading)
         if not builder.num_tokens:
@@ -173,7 +174,7 @@ class TokenSteps:
 
     @staticmethod
     def counts(step: StepInFlight, result: StepResult) -> list[int]:
-        """Number of tokens of the result per row.
+        """Number of the result's tokens for each row.
 
         Raises:
             ValueError: the result has the wrong number of tokens.
@@ -203,8 +204,8 @@ class TokenSteps:
 
         Args:
             step: the oldest step in flight.
-            result: its result.
-            counts: number of tokens of the result per row.
+            result: result of the step.
+            counts: number of the result's tokens for each row.
             advances: outcomes of the grammars, one for each row with tokens under a grammar.
         """
         if result.logprobs is not None or result.prompt_logprobs is not None:
@@ -277,8 +278,9 @@ class TokenSteps:
     def _end_snapshots(self, planned: InFlightRow, seq: int, count: int) -> None:
         """Ends the snapshots of a row of step `seq`, which has sampled `count` tokens.
 
-        A draft row leaves the state at its beginning: at the newest token or, if the device has
-        placed the row, at a position from which it ends within its window.
+        A draft row leaves the state at the row's first position. This is the position of the newest
+        token or, if the device chose it, a position from which all tokens of the row fit in its
+        range.
         """
         row, request, lease = planned
         end = row.start + row.length
@@ -290,14 +292,14 @@ class TokenSteps:
         self._state.cache.end_snapshots(lease, seq, first if count else 0, newest)
 
     def _drop(self, request: Request, count: int) -> None:
-        """Drops tokens, and their log-probabilities, sampled after one that ends or holds a
-        request."""
+        """Drops tokens that were sampled after one that ends or holds a request, and their
+        log-probabilities."""
         self._state.stats.num_dropped_tokens += count
         if request.delivery.logprobs:
             del request.delivery.logprobs[-count:]
 
     def _computable(self) -> Sequence[Request]:
-        """Running requests without those whose pages are being loaded."""
+        """Running requests, except those whose pages are being loaded."""
         cache, running = self._state.cache, self._state.running
         if not cache.has_loads:
             return running
@@ -306,7 +308,7 @@ class TokenSteps:
     def _admit(
         self, oldest: Request, prompts: Sequence[Member], budget: StepBudget, now: float
     ) -> list[Admitted]:
-        """Runs an admission round along with the running prefills."""
+        """Runs an admission round that takes the running prefills into account."""
         needs, above = self._needs(prompts, oldest.level, oldest.priority)
         return self._admission.round(
             budget.headroom(needs, self._admission.max_requests, above),
@@ -316,9 +318,9 @@ class TokenSteps:
         )
 
     def _needs(self, prompts: Sequence[Member], level: int, priority: int) -> tuple[list[int], int]:
-        """Pending tokens of the running prefills that `level` does not outrank: of each one with
-        this priority, and the sum over higher priorities. Without chunked prefill: of each one, and
-        0."""
+        """Pending tokens of running prefills that `level` does not outrank: a list with those of
+        each prefill of `priority`, and the sum over prefills of higher priority. Without chunked
+        prefill, the list has those of all prefills, and the sum is 0."""
         stay = [m for m in prompts if not self._deferral.is_outranked(m.request, level)]
         if not self._config.enable_chunked_prefill:
             return [pending for _, pending in stay], 0
@@ -342,7 +344,8 @@ class TokenSteps:
     def _prefill_limit_s(
         self, members: Sequence[Member], deferrable: Mapping[str, Request]
     ) -> float:
-        """Seconds that prefill may take in a step, according to the targets of its decodes."""
+        """Time that prefill may take in a step according to the targets of its decodes,
+        in seconds."""
         forecast = self._state.forecast
         if not (forecast.is_ready and self._config.enable_chunked_prefill):
             return inf
@@ -355,10 +358,11 @@ class TokenSteps:
     def _max_prompt_tokens(
         self, limit_s: float, prompts: Sequence[Member], oldest: Request | None
     ) -> int:
-        """Maximum number of prompt tokens of a step if prefill may take this time; 0 for no limit.
+        """Maximum number of prompt tokens in a step if prefill may take `limit_s` seconds; 0 for no
+        limit.
 
-        Computed for the prompt with the longest prefix, whose attention takes longest, and as if
-        log-probabilities of all tokens were requested if any are.
+        Computed for the prompt with the longest prefix, whose attention takes longest. If any
+        prompt requests log-probabilities, all tokens are assumed to need them.
         """
         max_tokens = self._admission.options.prefill_max_tokens
         if limit_s == inf:
@@ -420,7 +424,7 @@ class TokenSteps:
             builder: receives the rows.
 
         Returns:
-            Number of tokens of `chunks` for which there are no pages.
+            Number of tokens in `chunks` for which there are no pages.
         """
         missing = 0
         deferred, claims = self._lifecycle.deferred, self._claims
@@ -450,8 +454,8 @@ class TokenSteps:
 
 
 def _take_pooled(step: StepInFlight, pooled: Mapping[int, bytes]) -> None:
-    """Adds a result's vectors to its requests, which then end; vectors of stale rows are
-    dropped."""
+    """Adds a result's vectors to its requests, which then end. Vectors of stale rows
+    are dropped."""
     for index, vector in pooled.items():
         planned = step.rows[index]
         if not planned.is_stale:
@@ -464,8 +468,8 @@ def _take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int]
 
     Args:
         step: the step as it was planned.
-        result: its result.
-        counts: number of tokens of the result per row.
+        result: result of the step.
+        counts: number of the result's tokens for each row.
     """
     sampled = result.logprobs or ()
     prompts = result.prompt_logprobs or {}

@@ -1,7 +1,7 @@
 """Main module of a compiling process: reads grammars from stdin and writes verdicts to stdout.
 
-Frames are those of `worker.protocol.frames`; the first frame written is the Vocabulary. The process
-limits its own memory and CPU time.
+Frames are in the format of `worker.protocol.frames`; the first frame written is the Vocabulary. The
+process limits its own memory and CPU time.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from worker.protocol.structured import StructuredOutputsParams
 from worker.protocol.text.tokenizer import load_tokenizer
 
 MEMORY_BYTES = 2 * 2**30
-"""Limit of the process's address space."""
+"""Maximum size of the process's address space, in bytes."""
 PAYLOAD_BYTES = 16 * 2**20
-"""Maximum size of a compiled grammar."""
+"""Maximum size of a compiled grammar, in bytes."""
 READ_BYTES = 1 << 20
 """Maximum number of bytes per read from a pipe."""
 PROBE_TOKENS = 256
 """Number of random tokens with which a compiled grammar is tested."""
 PROBE_S = 0.3
-"""Maximum CPU time for all probe tokens; slower grammars are rejected, since they would delay the
-steps of all requests."""
+"""Maximum CPU time for all probe tokens, in seconds. Slower grammars are rejected, since they would
+delay the steps of all requests."""
 
 
 class GrammarCompilers:
-    """Compiles grammars with the configured backends, and tests each."""
+    """Compiles grammars with the configured backends, and tests each grammar."""
 
     def __init__(self, setting: Setting) -> None:
         tokens = load_tokenizer(setting.tokenizer).vocabulary(setting.vocab_size)
@@ -61,8 +61,8 @@ class GrammarCompilers:
         return Vocabulary(self._tokens, self._setting.eos_token_ids, prepared)
 
     def compile(self, params: StructuredOutputsParams) -> Verdict:
-        """Compiles with the configured backend; for auto, guidance is the fallback for JSON
-        schemas, tags and patterns that xgrammar does not enforce."""
+        """Compiles a grammar with the configured backend. For auto, guidance is the fallback for
+        JSON schemas, tags and patterns that xgrammar does not enforce."""
         if self._xgrammar is None:
             assert self._guidance is not None
             return self._try("guidance", self._guidance, params)
@@ -107,8 +107,8 @@ class GrammarCompilers:
 
 
 def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
-    """Tests a grammar with random tokens. Raises GrammarError if none is allowed, GrammarTooHeavy
-    if it takes too long."""
+    """Tests a grammar with random tokens. Raises GrammarError if no token is allowed, or
+    GrammarTooHeavy if it takes too long."""
     matcher = backend.load(payload)()
     vocab_size, ends = setting.vocab_size, np.array(setting.eos_token_ids, dtype=np.int64)
     words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
@@ -134,7 +134,8 @@ def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
 
 
 def _with_stderr(run: Callable[[], str]) -> tuple[str, str]:
-    """Result of `run`, and warnings that libraries wrote to the stderr descriptor during it."""
+    """Result of `run`, and warnings that libraries wrote to the stderr file descriptor in the
+    meantime."""
     saved = os.dup(2)
     with tempfile.TemporaryFile() as captured:
         os.dup2(captured.fileno(), 2)

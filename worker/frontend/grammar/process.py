@@ -1,4 +1,4 @@
-"""Grammar compiler: runs a compiling process. Calls block; imports no grammar library."""
+"""Grammar compiler: runs a compiling process. Calls are blocking. Imports no grammar library."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ COMPILE_S = 1.5
 """CPU time limit per grammar in seconds. With a free core, clients get a rejection within two
 seconds."""
 STARVED = 20
-"""Wall-clock limit per grammar as a multiple of its CPU time. A process that gets less than 1/20 of
-a core counts as hung and is replaced."""
+"""Wall-clock limit per grammar, as a multiple of its CPU time limit. A process that gets less than
+1/20 of a core counts as hung and is replaced."""
 START_S = 60.0
 """Timeout in seconds for a process to start and load the vocabulary."""
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -57,9 +57,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     payload: str = ""
     """Compiled grammar, for that backend's `load`."""
     problem: str | None = None
-    """Problem of a grammar that cannot be used, otherwise None."""
+    """Reason why the grammar cannot be used; None if it can."""
     is_final: bool = True
-    """False if a time or memory limit was exceeded: a retry may stay within it."""
+    """Whether compiling the grammar again would give the same result; False if a time or memory
+    limit was exceeded."""
 
 
 class CompilerFailure(RuntimeError):
@@ -67,8 +68,8 @@ class CompilerFailure(RuntimeError):
 
 
 class GrammarCompiler:
-    """A compiling process, which is replaced whenever it exits or is killed. For use by one thread
-    at a time.
+    """A compiling process, which is replaced whenever it exits or is killed. Must only be used by
+    one thread at a time.
 
     Args:
         setting: settings of the process.
@@ -85,7 +86,7 @@ class GrammarCompiler:
         self._closed = False
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """Compiles within the limits of time and memory.
+        """Compiles a grammar within the time and memory limits.
 
         Raises:
             GrammarError: the grammar cannot be used; the message is for the client.
@@ -134,7 +135,7 @@ class GrammarCompiler:
         return code
 
     def _failure(self, kind: str, code: int) -> GrammarError | CompilerFailure:
-        """Exception for a process that exited with this code."""
+        """Exception for a process that exited with `code`."""
         if _was_killed(code):
             return CompilerFailure("the compiler process was killed twice")
         if code == -signal.SIGPROF:
@@ -196,7 +197,8 @@ class GrammarCompiler:
 
 
 def _write(process: subprocess.Popen[bytes], octets: bytes, deadline: float) -> None:
-    """Writes to the process. Raises TimeoutError if it does not read, OSError if it has exited."""
+    """Writes to the process. Raises TimeoutError if it stops reading, or OSError if it
+    has exited."""
     assert process.stdin is not None
     fd, left = process.stdin.fileno(), memoryview(octets)
     while left:
@@ -205,7 +207,7 @@ def _write(process: subprocess.Popen[bytes], octets: bytes, deadline: float) -> 
 
 
 def _read_frame(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """Reads one frame; returns None if the process exited. Raises TimeoutError."""
+    """Reads one frame; returns None if the process has exited. Raises TimeoutError."""
     assert process.stdout is not None
     fd, reader = process.stdout.fileno(), FrameReader()
     payloads: list[bytes] = []
@@ -219,7 +221,7 @@ def _read_frame(process: subprocess.Popen[bytes], deadline: float) -> bytes | No
 
 
 def _wait(fd: int, event: int, deadline: float) -> None:
-    """Waits until `fd` is ready for `event`, or closed. Raises TimeoutError."""
+    """Waits until `fd` is ready for `event` or has been closed. Raises TimeoutError."""
     poller = select.poll()  # select() does not support descriptors above 1023
     poller.register(fd, event)
     left = deadline - time.monotonic()
@@ -228,7 +230,8 @@ def _wait(fd: int, event: int, deadline: float) -> None:
 
 
 def _was_killed(answer: bytes | int) -> bool:
-    """Whether `answer` is the exit code of a process killed from outside or by its owner."""
+    """Whether `answer` is the exit code of a process that was killed, either externally or by its
+    owner."""
     return isinstance(answer, int) and (answer == 0 or -answer in _KILLED)
 
 

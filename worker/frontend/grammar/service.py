@@ -35,7 +35,7 @@ NUM_PROCESSES = 2
 """Number of compiling processes: more than one, so that a slow grammar does not block all
 others."""
 CACHE_BYTES = 64 * 2**20
-"""Maximum size of cached results in bytes."""
+"""Maximum total size of cached results in bytes."""
 MAX_CACHED = 4096
 """Maximum number of cached results. Final rejections are cached, too, so that an invalid grammar is
 not compiled repeatedly."""
@@ -43,12 +43,12 @@ MAX_WAITING = 4096
 """Maximum number of grammars being compiled or queued; further requests are rejected with HTTP
 503."""
 WAITING_CHARACTERS = 64 * 2**20
-"""Maximum total number of characters of these grammars; further requests are rejected with HTTP
-503."""
+"""Maximum total length in characters of the grammars being compiled or queued; further requests are
+rejected with HTTP 503."""
 PATIENCE_S = 8.0
-"""Seconds after which a request is rejected with HTTP 503 if its grammar is not compiled yet. The
-result is cached for later requests; a compilation that has not started is cancelled. Gateways wait
-slightly longer."""
+"""Time in seconds after which a request is rejected with HTTP 503 if its grammar is not compiled
+yet. The result is cached for later requests; a compilation that has not started is cancelled.
+Gateways wait slightly longer."""
 
 
 class GrammarRejection(NamedTuple):
@@ -58,14 +58,14 @@ class GrammarRejection(NamedTuple):
     status: int
     """HTTP status: 400 if the grammar is invalid, 503 if another worker may serve it."""
     is_final: bool
-    """Whether compiling it again would give the same result."""
+    """Whether compiling the grammar again would give the same result."""
 
 
 class GrammarService:
     """Compiles grammars for a worker's engines. For use on one event loop.
 
     Args:
-        info: first engine; later ones have the same model.
+        info: the first engine; later ones have the same model.
     """
 
     def __init__(self, info: EngineInfo) -> None:
@@ -82,7 +82,7 @@ class GrammarService:
         self._cached_bytes = 0
         self._vocabulary: Vocabulary | None = None
         self._sent: dict[str, None] = {}
-        """Keys of the grammars that the current engine has."""
+        """Keys of the grammars that were sent to the current engine."""
         self._dropped: list[str] = []
         """Keys of grammars that the engine may drop."""
 
@@ -94,12 +94,13 @@ class GrammarService:
     async def compile(
         self, submits: Sequence[Submit]
     ) -> tuple[dict[str, CompiledGrammar], list[Rejection]]:
-        """Compiles the grammars of these submits.
+        """Compiles the grammars of `submits`.
 
-        In submits with compiled grammars, the grammar's text is replaced by its key.
+        In submits with compiled grammars, the grammar's text is replaced with its key.
 
         Returns:
-            Compiled grammars by key, and a rejection for each submit whose grammar is not compiled.
+            Compiled grammars by key, and a rejection for each submit whose grammar was not
+            compiled.
         """
         structured = [s for s in submits if s.sampling.structured_outputs is not None]
         # Completions of one request share their parameters and therefore the result.
@@ -130,7 +131,7 @@ class GrammarService:
         return grammars, rejections
 
     def attach(self, batch: SubmitBatch, grammars: Mapping[str, CompiledGrammar]) -> None:
-        """Adds grammars that the engine does not have to a batch, just before it is sent."""
+        """Adds grammars that the engine does not have yet to a batch, just before it is sent."""
         if not batch.submits:
             return
         keys = dict.fromkeys(submit.grammar for submit in batch.submits if submit.grammar)
@@ -220,7 +221,7 @@ class GrammarService:
 
 
 def _later(problem: str) -> GrammarRejection:
-    """Rejection with 503, for a reason unrelated to the grammar."""
+    """Rejection with HTTP 503, for a reason unrelated to the grammar."""
     return GrammarRejection(f"structured_outputs: {problem}: retry later", 503, is_final=False)
 
 

@@ -1,1 +1,1 @@
-"""Text and tokens: tokenizer, chat template, detokenizer, stop strings. Imports no torch."""
+"""Text and tokens: tokenizer, chat template, detokenizer and stop strings. Imports no torch."""

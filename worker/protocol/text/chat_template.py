@@ -1,4 +1,5 @@
-"""Renders chat templates of checkpoints: Jinja in a sandbox, with the helpers templates expect."""
+"""Renders the chat templates of checkpoints with Jinja in a sandbox, with the helpers that
+templates expect."""
 
 from __future__ import annotations
 
@@ -39,11 +40,13 @@ class ChatTemplate:
         """Whether tools are a field of the system message, as in Phi-4-mini."""
 
     def quotes(self, word: str) -> bool:
-        """Whether the source contains `word` in quotes, like names of roles and fields."""
+        """Whether the source contains `word` as a quoted string, such as the name of a role or
+        field."""
         return f"'{word}'" in self.source or f'"{word}"' in self.source
 
     def fields(self, *names: str) -> tuple[str, ...]:
-        """The `names` that the source accesses as fields of an object: `x.name`, `x['name']`."""
+        """Selects the `names` that the source accesses as fields of an object: `x.name`,
+        `x['name']`."""
         return tuple(
             name
             for name in names
@@ -81,7 +84,7 @@ _MESSAGE_TOOLS = re.compile(r"""message(?:\.tools\b|\[['"]tools['"]\])""")
 def _with_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Messages with the functions of tools, as JSON, in the field `tools` of a system message."""
+    """Adds to the system message a field `tools` that lists the functions of `tools` as JSON."""
     written = _tojson([tool["function"] for tool in tools])
     has_system = bool(messages) and messages[0].get("role") == "system"
     first = messages[0] if has_system else {"role": "system", "content": ""}
@@ -89,7 +92,8 @@ def _with_tools(
 
 
 class _GenerationTag(Extension):
-    """Tag `{% generation %}`, which marks assistant text for training; the body is rendered."""
+    """Tag `{% generation %}`, which marks assistant text for training. Its body is rendered
+    as is."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance attribute
 
@@ -101,7 +105,8 @@ class _GenerationTag(Extension):
 
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> tuple[jinja2.Template, Set[str]]:
-    """A template and its undeclared variables. Models of one family often share their template."""
+    """Compiles a template; also returns its undeclared variables. Cached, since models of one
+    family often share their template."""
     environment = _environment()
     tree = environment.parse(source)
     variables = meta.find_undeclared_variables(tree)
@@ -128,7 +133,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Filter `tojson`, which unlike Jinja's does not escape HTML characters."""
+    """Filter `tojson`, which, unlike Jinja's, does not escape HTML characters."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

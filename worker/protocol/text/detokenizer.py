@@ -17,19 +17,19 @@ MAX_HELD_TOKENS = 8
 
 CONTEXT_TOKENS = 2
 """Minimum number of preceding tokens with which a token is decoded. Decoders consider one (whether
-the token is the first, or repeats the last one); more are kept if two tokens decode differently on
-their own."""
+the token is the first, or repeats the last one); more are kept if two tokens decode differently
+without their context."""
 
 TRIM_TOKENS = 6
-"""Context length at which the context is cut to CONTEXT_TOKENS: decoding this many tokens takes 6
-µs."""
+"""Context length in tokens at which the context is cut to CONTEXT_TOKENS. Decoding this many tokens
+takes 6 µs."""
 
 MAX_CONTEXT_TOKENS = 32
-"""Context length at which the context is cut even if the rest decodes to different text on its
-own."""
+"""Context length in tokens at which the context is cut even if the rest then decodes to different
+text."""
 
 CHARACTER_TOKENS = 4
-"""Maximum number of tokens per character: one per byte of UTF-8."""
+"""Maximum number of tokens per character: one for each of its UTF-8 bytes."""
 
 REPLACEMENT = "\ufffd"
 """Character that decoders emit for invalid UTF-8."""
@@ -39,9 +39,9 @@ class Detokenizer(ABC):
     """Incremental detokenizer of one completion.
 
     All pieces joined, including that of `flush`, are the text that the completion adds to its
-    prompt: the decoded sequence of both without the decoded prompt. A piece never ends within a
-    character: its first bytes are held back until the remaining tokens arrive. If the prompt ends
-    within a character, the completion begins with that character.
+    prompt: the decoded text of prompt and completion together, without the decoded prompt. A piece
+    never ends within a character: the character's first bytes are held back until the remaining
+    tokens arrive. If the prompt ends within a character, the completion begins with that character.
     """
 
     @abstractmethod
@@ -50,16 +50,16 @@ class Detokenizer(ABC):
 
     @abstractmethod
     def flush(self) -> str:
-        """Remaining text at the end; an incomplete character becomes U+FFFD."""
+        """Returns the remaining text at the end. An incomplete character becomes U+FFFD."""
 
 
 class Pending(NamedTuple):
-    """Incomplete character at the end of a sequence of tokens."""
+    """Incomplete character at the end of a token sequence."""
 
     data: bytes
     """First bytes of the character; empty if there is none."""
     num_tokens: int
-    """Number of trailing tokens to which these bytes belong."""
+    """Number of trailing tokens that these bytes belong to."""
     text: str
     """Text of those tokens before the incomplete character."""
 
@@ -115,7 +115,7 @@ class ByteDetokenizer(Detokenizer):
         return text
 
     def flush(self) -> str:
-        """Remaining text at the end; an incomplete character becomes U+FFFD."""
+        """Returns the remaining text at the end. An incomplete character becomes U+FFFD."""
         text, _ = codecs.utf_8_decode(self._held, "replace", True)
         self._held = b""
         return text
@@ -131,9 +131,9 @@ class ByteDetokenizer(Detokenizer):
 class StreamDetokenizer(Detokenizer):
     """Detokenizer for all other vocabularies: decodes each token together with preceding ones.
 
-    Exact for decoders whose text of a sequence begins with the text of its first tokens. If a token
-    changes the text of earlier ones (invalid bytes in a run of byte tokens, replacements across
-    tokens), that text is kept, and the following text is decoded separately.
+    Exact for decoders for which the text of a sequence begins with the text of any of its prefixes.
+    If a token changes the text of earlier ones (invalid bytes in a run of byte tokens, replacements
+    across tokens), that text is kept, and the following text is decoded separately.
 
     Args:
         backend: the `tokenizers` object.
@@ -155,7 +155,7 @@ class StreamDetokenizer(Detokenizer):
         self._backend = backend
         self._skipped = skipped
         self._window: list[int] = []
-        """Context, followed by the tokens held back."""
+        """Tokens of the context, followed by the tokens held back."""
         self._num_held = 0
         """Number of tokens at the end of the window whose text is not final."""
         self._before = ""
@@ -168,11 +168,11 @@ class StreamDetokenizer(Detokenizer):
         return "".join([self._push_one(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
-        """Remaining text at the end; an incomplete character becomes U+FFFD."""
+        """Returns the remaining text at the end. An incomplete character becomes U+FFFD."""
         return self._advance(is_end=True) if self._num_held else ""
 
     def _begin_after(self, context: Sequence[int], pending: Pending) -> None:
-        """Sets the window to the last tokens of a prompt, from a character boundary."""
+        """Sets the window to the last tokens of a prompt, starting at a character boundary."""
         for first in range(max(len(context) - TRIM_TOKENS, 0), -1, -1):
             if first == 0 or not self._decode(context[first:]).startswith(REPLACEMENT):
                 context = context[first:]
@@ -188,7 +188,8 @@ class StreamDetokenizer(Detokenizer):
         return self._advance(is_end=self._num_held > MAX_HELD_TOKENS)
 
     def _advance(self, *, is_end: bool) -> str:
-        """Text of the tokens held back, unless it may still change and `is_end` is not set."""
+        """Returns the text of the tokens held back, or nothing if it may still change and `is_end`
+        is not set."""
         text = self._decode(self._window)
         if not is_end and text.endswith(REPLACEMENT):
             return ""
@@ -225,7 +226,7 @@ class RequestText:
         detokenizer: new detokenizer of the model.
         stop: stop strings; None if there are none.
         include_stop_str_in_output: whether the text includes the matched stop string.
-        min_tokens: number of tokens in which stop strings are ignored.
+        min_tokens: number of initial tokens in which stop strings are ignored.
         with_offsets: whether to record `offsets`.
     """
 
@@ -263,16 +264,16 @@ class RequestText:
         self._num_shown = 0
         """Number of characters of the text returned so far."""
         self.num_tokens = 0
-        """Number of tokens received so far, without those after a matched stop string."""
+        """Number of tokens received so far, excluding those after a matched stop string."""
         self.offsets: list[int] | None = [] if with_offsets else None
         """Start index in the text of each token, which is the end index of the previous one; None
-        if not recorded. A character of several tokens counts as the text of the last of them.
-        Tokens of an omitted stop string are at the end of the text."""
+        if not recorded. A character of several tokens belongs to the last of them. Tokens of an
+        omitted stop string are at the end of the text."""
 
     def push(self, token_ids: Sequence[int], *, stopped: bool = False) -> str:
         """Adds tokens and returns new text; empty after a stop string has matched.
 
-        With `stopped`, the last token is the one that ended the completion: it is counted, but its
+        With `stopped`, the last token is the one that ended the completion. It is counted, but its
         text is only included with `include_stop_str_in_output`.
         """
         shown = token_ids[:-1] if stopped and not self._include else token_ids
@@ -296,7 +297,7 @@ class RequestText:
         return "".join(pieces)
 
     def flush(self) -> str:
-        """Text that was held back, for a completion that ended without a stop string."""
+        """Returns text that was held back, for a completion that ended without a stop string."""
         text = self._detokenizer.flush()
         if self._checker is None:
             return text
@@ -353,7 +354,8 @@ def pending_of(pieces: Sequence[bytes]) -> Pending:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Byte by character in GPT-2's alphabet: printable Latin-1 as is, others from 256."""
+    """Bytes by character of GPT-2's alphabet: printable Latin-1 characters represent themselves,
+    and the characters starting at code point 256 represent all other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}

@@ -30,7 +30,7 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """EOS tokens in the content of config.json or generation_config.json; empty if unset.
+    """EOS tokens specified in config.json or generation_config.json; empty if unset.
 
     Raises:
         ValueError: eos_token_id is neither a token id nor a list of token ids.
@@ -51,7 +51,7 @@ def tokenizer_eos_token_id(model: str) -> int | None:
     """EOS token of a checkpoint's tokenizer (`eos_token`), with which fine-tuned chat models may
     end their turns; None if unset.
 
-    Parses tokenizer.json as JSON, in a tenth of the time needed to load the tokenizer.
+    Parses tokenizer.json as JSON, which takes a tenth of the time needed to load the tokenizer.
 
     Raises:
         ValueError: the folder does not exist, the model is not on the Hub, or a file is invalid.

@@ -9,12 +9,14 @@ from tokenizers import AddedToken
 
 
 def separators(added: Iterable[AddedToken], candidates: Collection[str]) -> re.Pattern[str] | None:
-    """Pattern of the `candidates` before which any text can be split; None if there are none.
+    """Pattern that matches the `candidates` before which any text can be split; None if there are
+    none.
 
     The library searches the raw text for special tokens before it normalizes the text between them,
     splits it into words and encodes these. The tokens of a text are therefore those of its pieces
-    if each piece except the first begins with a special token and no token extends across a cut,
-    that is, none strips the space before it or begins with the end of another one.
+    if each piece except the first begins with a special token and no token extends across a cut. A
+    token extends across a cut if it strips the space before it or begins with the end of another
+    one.
 
     Args:
         added: all tokens that the tokenizer searches for before splitting words, possibly
@@ -42,6 +44,7 @@ def _stands_alone(token: AddedToken) -> bool:
 
 
 def _overlaps(content: str, tails: Iterable[str]) -> bool:
-    """Whether a token with one of these tails, begun before `content`, may consume part of it."""
+    """Whether a token that begins before `content` and ends with one of `tails` may consume part of
+    `content`."""
     beginnings = tuple(content[:length] for length in range(1, len(content)))
     return any(content in tail or tail.endswith(beginnings) for tail in tails)

@@ -1,4 +1,4 @@
-"""Stop strings, matched in a growing text."""
+"""Stop strings, which are matched in a growing text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 class StopStrings:
     """Automaton for the stop strings of a request, shared by all its completions.
 
-    A state is the longest prefix of a stop string with which a text ends (Aho and Corasick 1975):
-    each character takes amortized constant time, regardless of the number of stop strings.
+    A state is the longest prefix of a stop string that a text ends with (Aho and Corasick 1975).
+    Each character takes amortized constant time, regardless of the number of stop strings.
 
     Args:
-        stop: the strings, none of them empty.
+        stop: the stop strings, none of which is empty.
     """
 
     __slots__ = ("depths", "failures", "firsts", "matches", "moves", "texts")
@@ -23,17 +23,17 @@ class StopStrings:
         self.moves: list[dict[str, int]] = [{}]
         """Next state by character, for each state; state 0 is the empty prefix."""
         self.depths = [0]
-        """Length in characters of each state."""
+        """Length of each state in characters."""
         self.matches: list[str | None] = [None]
-        """Longest stop string with which each state ends; None if there is none."""
+        """Longest stop string that each state ends with; None if there is none."""
         for text in self.texts:
             self._add(text)
         self.failures = [0] * len(self.moves)
-        """Failure links: the longest other state with which each state ends."""
+        """Failure link of each state: the longest other state that it ends with."""
         self._link()
 
     def follow(self, state: int, character: str) -> int:
-        """State after one more character."""
+        """Returns the state after one more character."""
         while (found := self.moves[state].get(character)) is None:
             if not state:
                 return 0
@@ -52,7 +52,8 @@ class StopStrings:
         self.matches[state] = text
 
     def _link(self) -> None:
-        """Computes failures and matches level by level: failure links lead to lower levels."""
+        """Computes failures and matches level by level, since failure links lead to
+        lower levels."""
         level = [*self.moves[0].values()]
         while level:
             below = []
@@ -88,7 +89,7 @@ class StopChecker:
         """Stop string that ended the text; None if none matched."""
 
     def push(self, text: str) -> str:
-        """Adds text and returns the text that may be shown. After a match, everything is
+        """Adds text and returns the text that may be shown. After a match, all further text is
         dropped."""
         if self.matched is not None:
             return ""
@@ -106,7 +107,7 @@ class StopChecker:
         return shown[:cut]
 
     def flush(self) -> str:
-        """Text still held back, for a text that ends without a match."""
+        """Returns text that is still held back, for a text that ended without a match."""
         held, self._held = self._held, ""
         return held
 

@@ -26,7 +26,9 @@ from worker.protocol.text.separators import separators
 from worker.protocol.text.truncation import Truncation
 
 SHORT_TEXT = 1024
-"""Maximum length in characters of texts that are encoded inline (within a millisecond)."""
+"""Maximum length in characters of texts that are encoded inline, which takes at most a
+millisecond.
+"""
 
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
@@ -36,7 +38,9 @@ class EncodedTexts(NamedTuple):
 
     token_ids: list[int]
     second_text: int = 0
-    """Index of the first token of type 1, which is the second text's; 0 if all types are 0."""
+    """Index of the first token of type 1, which belongs to the second text; 0 if all types are
+    0.
+    """
 
 
 class Tokenizer:
@@ -45,7 +49,8 @@ class Tokenizer:
     Args:
         backend: the `tokenizers` object of tokenizer.json.
         chat_template: Jinja source; None if the checkpoint has none.
-        special_tokens: contents by role (`eos_token`, ...), which templates can use as variables.
+        special_tokens: special tokens by role (`eos_token`, ...), which templates can use as
+            variables.
         response_template: the checkpoint's description of its output; None if it has none.
     """
 
@@ -61,7 +66,8 @@ class Tokenizer:
         backend.no_truncation()
         self.special_tokens = dict(special_tokens or {})
         self.response_template = response_template
-        """Description of the output (transformers), not validated; None if there is none."""
+        """Description of the checkpoint's output in the format of transformers, not validated; None
+        if there is none."""
         self._backend = backend
         self._template: ChatTemplate | None = None
         if chat_template is not None:
@@ -90,7 +96,7 @@ class Tokenizer:
 
     @property
     def longest_token(self) -> int:
-        """Maximum length of a token's name in characters; slow on first access.
+        """Maximum length of a token's name in characters. Slow on first access.
 
         As in vLLM, a text longer than N times this is treated as having more than N tokens,
         although a normalizer might shorten it, or a single token might cover many unknown
@@ -107,7 +113,8 @@ class Tokenizer:
         return self._template
 
     def with_chat_template(self, source: str) -> Tokenizer:
-        """Same tokenizer with another template. Raises ValueError if it has a syntax error."""
+        """The same tokenizer with another template. Raises ValueError if that has a
+        syntax error."""
         return Tokenizer(self._backend, chat_template=source, special_tokens=self.special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -150,8 +157,8 @@ class Tokenizer:
     def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Index in `text` at which the text of each token of `encode` begins.
 
-        A token ends where the next one begins: white space dropped by the tokenizer counts as part
-        of the following token, a character of several tokens as part of the last one. Special
+        A token ends where the next one begins. White space dropped by the tokenizer thus belongs to
+        the following token, and a character of several tokens belongs to the last one. Special
         tokens that the checkpoint adds to texts are empty.
         """
         [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
@@ -167,7 +174,7 @@ class Tokenizer:
     def pieces(self, text: str) -> list[str]:
         """Splits `text` into pieces that can be tokenized independently.
 
-        The cuts are before special tokens of the chat template, such as between messages.
+        The text is split before special tokens of the chat template, such as between messages.
         """
         if self._separators is None:
             return [text]
@@ -180,7 +187,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of a whole sequence."""
+        """Returns the text of a whole token sequence."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
@@ -194,8 +201,8 @@ class Tokenizer:
     def vocabulary(self, size: int) -> list[bytes]:
         """Bytes of each token of a model, in the form that grammar libraries need.
 
-        Empty for ids without a token and for special tokens: a special token's name in a text is
-        not that token, so grammars must not generate it.
+        Empty for ids without a token and for special tokens. The name of a special token, spelled
+        out in a text, is not that token, so grammars must not generate it.
 
         Args:
             size: vocabulary size of the model, which may exceed the tokenizer's.
@@ -212,7 +219,7 @@ class Tokenizer:
         return known
 
     def special_tokens_named(self, names: Collection[str]) -> frozenset[str]:
-        """The `names` that are special tokens."""
+        """Selects the `names` that are special tokens."""
         added = self._backend.get_added_tokens_decoder().values()
         return frozenset(t.content for t in added if t.special and t.content in names)
 
@@ -223,8 +230,8 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         shown: frozenset[str] = frozenset(),
     ) -> tuple[int, ...]:
-        """Last tokens of a prompt, which affect the text of a completion's first tokens: the
-        `context` of `detokenizer`.
+        """Last tokens of a prompt, which affect the text of a completion's first tokens. Passed to
+        `detokenizer` as `context`.
 
         Args:
             prompt: token ids of the prompt.
@@ -247,8 +254,8 @@ class Tokenizer:
         Args:
             context: result of `context` for the prompt; empty to decode without a prompt.
             skip_special_tokens: whether special tokens are omitted.
-            shown: special tokens that are never omitted; unless the vocabulary is byte-level, all
-                special tokens are then shown.
+            shown: special tokens that are never omitted. If there are any, all special tokens are
+                shown unless the vocabulary is byte-level.
         """
         pending = pending_of([self.token_bytes(number) for number in context[-CHARACTER_TOKENS:]])
         if self._is_bytes:
@@ -341,7 +348,8 @@ def checkpoint_folder(model: str) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Object in a JSON file; empty if there is no file. Raises ValueError for other content."""
+    """Object in a JSON file; empty if the file does not exist. Raises ValueError for
+    other content."""
     if not path.is_file():
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -351,7 +359,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _find_chat_template(folder: Path) -> str | None:
-    """Chat template of a checkpoint; a separate file overrides the tokenizer's config."""
+    """Chat template of a checkpoint. A separate file overrides the one in the
+    tokenizer's config."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")

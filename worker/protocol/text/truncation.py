@@ -1,4 +1,4 @@
-"""Truncation of tokenized texts, as by transformers' `truncation=True`."""
+"""Truncation of tokenized texts, like `truncation=True` in transformers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ class Truncation:
     """Maximum length of a prompt, and the side from which tokens beyond it are removed."""
 
     maximum: int
-    """Maximum tokens, including special tokens."""
+    """Maximum number of tokens, including special tokens."""
     side: Side = "right"
 
     @property
     def cut(self) -> slice:
-        """The tokens that remain of a prompt sent as token ids."""
+        """Returns the tokens that remain of a prompt that was sent as token ids."""
         return slice(self.maximum) if self.side == "right" else slice(-self.maximum, None)
 
     def kept(self, sequences: Sequence[int | None]) -> list[int]:
         """Indices of the tokens that remain of a text, or of a pair of texts.
 
         Special tokens that the tokenizer has added are kept. Of a pair, the longer text loses
-        tokens until both have the same length, then both do (transformers' `longest_first`).
+        tokens until both have the same length, then both do (`longest_first` in transformers).
 
         Args:
-            sequences: text (0 or 1) of each token; None for an added special token.
+            sequences: index of the text (0 or 1) that each token belongs to; None for an added
+                special token.
 
         Raises:
             ValueError: the maximum leaves no room for text.

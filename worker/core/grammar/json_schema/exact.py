@@ -51,7 +51,7 @@ class _Rewriting:
         self._references = References(root)
         self._exclusion = Exclusion(self._references)
         self._names: dict[int, str] = {}
-        """Name in the rewritten document's $defs of each referenced schema, by id()."""
+        """Names of referenced schemas in the rewritten document's $defs, by the schema's id()."""
         self._pending: list[tuple[str, Json]] = []
         dialect = root.get("$schema") if isinstance(root, dict) else None
         self._refs_are_alone = isinstance(dialect, str) and any(
@@ -102,7 +102,7 @@ class _Rewriting:
         return self._references.find(given, keyword)
 
     def are_exclusive(self, alternatives: list[Json]) -> bool:
-        """Whether no value is valid under more than one of these original schemas."""
+        """Whether no value is valid under more than one of the original schemas `alternatives`."""
         return all(
             self._exclusion.are_exclusive(schema, other)
             for number, schema in enumerate(alternatives)
@@ -115,20 +115,20 @@ class _Part:
 
     Args:
         given: the original schema.
-        whole: the rewriting of its document.
+        whole: the rewriting of the document that contains it.
     """
 
     def __init__(self, given: dict[str, Json], whole: _Rewriting) -> None:
         self.given = given
         self.whole = whole
         self.types: frozenset[str] | None = None
-        """Allowed types; None for all."""
+        """Allowed types; None if all types are allowed."""
         self.out: dict[str, Json] = {}
         """Rewritten keywords that constrain values."""
         self.applied: dict[str, Json] = {}
-        """Rewritten keywords that apply other schemas in place."""
+        """Rewritten keywords that apply other schemas to the same value."""
         self.also: list[Schema] = []
-        """Additional schemas that must hold."""
+        """Additional schemas that the value must match."""
         self.is_empty = False
         """Whether no value is valid."""
 

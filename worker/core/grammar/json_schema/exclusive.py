@@ -12,20 +12,21 @@ Json = Any
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _MAX_BRANCHES = 32
-"""Maximum number of alternatives of one schema that are compared; more count as unconstrained."""
+"""Maximum number of alternatives of a schema that are compared. A schema with more is treated as
+unconstrained."""
 _MAX_DEPTH = 6
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Constraints of one alternative of a schema, possibly not all of them."""
+    """Constraints of one alternative of a schema; some may be missing."""
 
     types: frozenset[str] = frozenset(TYPES)
     values: tuple[Json, ...] | None = None
     """The only allowed values; None if any value is allowed."""
     required: frozenset[str] = frozenset()
     properties: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
-    """Schemas of properties, all of which must hold."""
+    """Schemas of properties; a property must match all of its schemas."""
     closed: tuple[frozenset[str], ...] = ()
     """Sets of names to which properties are restricted."""
     minimum: float = float("-inf")
@@ -43,7 +44,7 @@ class Exclusion:
         self._references = references
 
     def are_exclusive(self, first: Json, second: Json, depth: int = 0) -> bool:
-        """Whether certainly no value is valid under both schemas."""
+        """Whether it is certain that no value is valid under both schemas."""
         if depth > _MAX_DEPTH:
             return False
         ours, theirs = self._branches(first, depth), self._branches(second, depth)
@@ -148,8 +149,7 @@ def _shared(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
 
 
 def _common_values(first: _Branch, second: _Branch, types: frozenset[str]) -> bool:
-    """Whether a value of one of the branches that list values may be valid under the other
-    branch."""
+    """Whether a value that is listed by one of the branches may be valid under the other one."""
     given = first.values if first.values is not None else second.values
     assert given is not None
     for value in given:
@@ -163,7 +163,7 @@ def _common_values(first: _Branch, second: _Branch, types: frozenset[str]) -> bo
 
 
 def types_of(value: Json) -> frozenset[str]:
-    """Type names of a value."""
+    """JSON Schema type names of a value."""
     if isinstance(value, bool):
         return frozenset({"boolean"})
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
@@ -173,7 +173,7 @@ def types_of(value: Json) -> frozenset[str]:
 
 
 def same(first: Json, second: Json) -> bool:
-    """Whether two values are equal in JSON Schema: 1 equals 1.0, but not true."""
+    """Whether two values are equal in JSON Schema, where 1 equals 1.0 but not true."""
     if isinstance(first, bool) or isinstance(second, bool):
         return first is second
     if isinstance(first, list) and isinstance(second, list):

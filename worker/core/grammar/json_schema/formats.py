@@ -1,7 +1,7 @@
 """Patterns for the formats defined by JSON Schema.
 
-Each matches the part of its RFC that all validators agree on: no leap seconds, no "--" in host
-names. Formats that JSON Schema does not define are ignored, as in validators.
+Each pattern matches the part of its RFC that all validators agree on: no leap seconds, no "--" in
+host names. Formats that JSON Schema does not define are ignored, as in validators.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 
 class Format(NamedTuple):
-    """Texts that are valid for a value of the keyword `format`."""
+    """Description of the texts that a value of the keyword `format` allows."""
 
     pattern: str
-    """Regular expression (Rust's syntax) for whole texts."""
+    """Regular expression (Rust syntax) that must match the whole text."""
     max_length: int | None = None
 
 
@@ -78,7 +78,7 @@ FORMATS = {
     "json-pointer": Format(_POINTER),
     "relative-json-pointer": Format(f"(?:0|[1-9][0-9]{{0,8}})(?:#|{_POINTER})"),
 }
-"""Formats by name."""
+"""Supported formats by name."""
 
 UNSUPPORTED = frozenset({"regex"})
 """Formats defined by JSON Schema that cannot be described by a pattern."""

@@ -1,4 +1,4 @@
-"""Rewrites the constraints of a schema on property names."""
+"""Rewrites a schema's constraints on property names."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def restrict(out: dict[str, Json], given: Mapping[str, Json]) -> None:
 
 
 def _pattern(demands: Mapping[str, Json]) -> str:
-    """Pattern of the valid names."""
+    """Pattern that matches the valid names."""
     if set(demands) == {"pattern"} and isinstance(demands["pattern"], str):
         return translated(demands["pattern"])
     if set(demands) == {"format"} and FORMATS[demands["format"]].max_length is None:

@@ -104,7 +104,8 @@ def _divisor(divisor: Json) -> bool:
     """Whether multiples of a divisor are integers.
 
     Raises:
-        GrammarError: validators disagree on its multiples: 0.07 / 0.01 is not 7 in floats.
+        GrammarError: validators disagree on which numbers are multiples: 0.07 / 0.01 is not 7 in
+            floats.
     """
     if divisor <= 0:
         raise GrammarError("multipleOf must be greater than 0")

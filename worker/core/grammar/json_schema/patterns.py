@@ -1,6 +1,6 @@
-"""Translates regular expressions of JSON schemas to llguidance's syntax (Rust).
+r"""Translates regular expressions of JSON schemas to the syntax of llguidance (Rust).
 
-ECMA-262 and Python's `re` disagree on some classes (`\\d`, `\\w`, `.`). A translated pattern
+ECMA-262 and Python's `re` disagree on some classes (`\d`, `\w`, `.`). A translated pattern
 matches only texts that match the original in both languages.
 """
 
@@ -11,19 +11,19 @@ import re
 from worker.core.grammar.base import GrammarError
 
 NOT_ASCII = "^(?s:.)*[^ -~](?s:.)*$"
-"""Translated pattern of texts that are not printable ASCII. If names that match no pattern have a
+"""Translated pattern for texts that are not printable ASCII. If names that match no pattern have a
 separate schema, both languages must agree on which names these are."""
 ANY = r"(?s:.)*"
-"""Translated pattern of any text."""
+"""Translated pattern that matches any text."""
 
 _SPACES = r"\t-\r\x{20}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
-"""White space in both languages."""
+"""Characters that are white space in both languages."""
 _NOT_SPACES = _SPACES + r"\x{1c}-\x{1f}\x{85}\x{feff}"
-"""White space in at least one of the languages."""
+"""Characters that are white space in at least one of the languages."""
 _IN_BOTH = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES}
-"""Characters of a class in both languages."""
+"""Characters that are in a class in both languages."""
 _IN_EITHER = {"d": r"\p{Decimal_Number}\p{Cn}", "w": r"\p{L}\p{N}\p{Cn}_", "s": _NOT_SPACES}
-"""Characters of a class in at least one of the languages, including unassigned ones."""
+"""Characters that are in a class in at least one of the languages, including unassigned ones."""
 _WRITABLE = r"[^\x{0}-\x{7}\x{b}\x{e}-\x{1f}]"
 """Characters that JSON can represent without code point escapes. In llguidance 1.9, a class with
 all control characters would also include the quote and the backslash."""
@@ -38,15 +38,15 @@ _EQUIVALENT = {
     r"[A-Za-z]{2,}$": r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]"
     r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
 }
-"""Equivalents without lookaheads for widespread patterns with lookaheads."""
+"""Common patterns with lookaheads, and equivalent patterns without them."""
 
 
 def translated(pattern: str, *, is_ascii: bool = False) -> str:
-    """Translates a pattern to one for whole texts, `^(?:...)$`.
+    """Translates a pattern to one that matches whole texts, `^(?:...)$`.
 
     Args:
         pattern: the pattern.
-        is_ascii: whether to only match printable ASCII, on which both languages agree.
+        is_ascii: whether to match only printable ASCII, on which both languages agree.
 
     Raises:
         GrammarError: the pattern is malformed or has an unsupported feature.
@@ -59,7 +59,7 @@ def translated(pattern: str, *, is_ascii: bool = False) -> str:
 
 
 def literal(text: str) -> str:
-    """The translated pattern of a literal text."""
+    """Translated pattern that matches a literal text."""
     return "".join(_escaped(ord(character)) for character in text)
 
 
@@ -73,8 +73,8 @@ def _escaped(code: int) -> str:
 class _Reader:
     """Recursive-descent parser of a pattern, which returns its translation.
 
-    `is_first` and `is_last` are set at the beginning and end of a match: anchors are allowed there;
-    without an anchor, any text may precede or follow.
+    `is_first` and `is_last` are set at the beginning and end of a match, where anchors are allowed.
+    Without an anchor, any text may precede or follow.
     """
 
     def __init__(self, text: str, *, is_ascii: bool) -> None:
@@ -87,7 +87,7 @@ class _Reader:
         return GrammarError(f"pattern: {problem} (at character {self.at} of {self.text!r})")
 
     def alternatives(self, *, is_first: bool, is_last: bool) -> str:
-        """Alternatives up to a closing parenthesis or the end."""
+        """Translates alternatives up to a closing parenthesis or the end of the pattern."""
         found = [self._sequence(is_first, is_last)]
         while self._taken("|"):
             found.append(self._sequence(is_first, is_last))
@@ -113,14 +113,15 @@ class _Reader:
         return (self._any if starts_free else "") + middle + (self._any if ends_free else "")
 
     def _is_end_anchor(self) -> bool:
-        """Whether a `$` that ends the sequence comes next; consumes it."""
+        """Consumes a `$` that ends the sequence, if it comes next; returns whether it did."""
         if self.text[self.at] != "$" or self.text[self.at + 1 : self.at + 2] not in ("", "|", ")"):
             return False
         self.at += 1
         return True
 
     def _term(self, is_first: bool, is_last: bool) -> tuple[str, bool]:
-        """One atom with its quantifier, and whether it has anchors at both ends."""
+        """Translates one atom with its quantifier; also returns whether it has anchors at both
+        ends."""
         begin = self.at
         if self._taken("("):
             # A group that spans the whole sequence, as in (^a$|^b$), may contain anchors.
@@ -266,11 +267,11 @@ class _Reader:
 
 
 def _members(kind: str, value: str, *, in_either: bool) -> str:
-    """Members of a character class for an escape.
+    """Members that an escape stands for in a character class.
 
     Args:
         kind: kind of the escape.
-        value: its value.
+        value: value of the escape.
         in_either: whether to include characters that match in either language, as needed for
             negated classes.
     """

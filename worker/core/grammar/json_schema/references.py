@@ -34,7 +34,7 @@ class References:
 
     def __init__(self, root: Json) -> None:
         self._resources: dict[str, Json] = {"": root}
-        """Schemas that have an identifier, by its address."""
+        """Schemas that have an identifier, by the address it resolves to."""
         self._anchors: dict[tuple[str, str], Json] = {}
         """Schemas by resource address and anchor."""
         self._bases: dict[int, str] = {}
@@ -75,7 +75,8 @@ class References:
         return found
 
     def check_loops(self) -> None:
-        """Raises GrammarError if a schema applies itself to the same value, recursively."""
+        """Raises GrammarError if a schema applies itself, directly or indirectly, to the same
+        value."""
         finished: set[int] = set()
         for start in self._schemas:
             path: set[int] = set()

@@ -1,4 +1,4 @@
-"""Validates the values of keywords."""
+"""Validates the values of JSON Schema keywords."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXACT = 2**53
 LARGEST = 1e15
 """Maximum non-integer number in `const` and bounds; beyond it, floats may lose their fractions."""
 SMALLEST = 1e-15
-"""Minimum positive number."""
+"""Minimum positive number in `const` and bounds."""
 
 
 def unsupported(keyword: str, detail: str) -> GrammarError:
@@ -60,7 +60,7 @@ def count(given: Mapping[str, Json], keyword: str) -> int | None:
 
 
 def checked_value(value: Json, keyword: str) -> Json:
-    """Value of `const` or `enum` in the form that grammars can generate: 1.0 becomes 1.
+    """Value of `const` or `enum` in a form that grammars can generate: 1.0 becomes 1.
 
     Raises:
         GrammarError: a number is too large, or a text is not valid Unicode.
