@@ -30,8 +30,7 @@ from worker.protocol.times import FirstTokenTimes, StepTimes
 from worker.protocol.working_sets import SessionUse
 
 PROTOCOL_VERSION = 18
-"""Protocol version, incremented whenever a message changes shape or meaning. Both sides reject
-other versions."""
+"""Protocol version, incremented with each change. Both sides reject other versions."""
 
 DEFAULT_PRIORITY = 4
 """Default priority of requests; priorities are 0 to 9, higher is more urgent."""
@@ -66,8 +65,7 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Seed of this completion, chosen by the gateway so that a resubmission reproduces its tokens;
     None uses the seed in `sampling`."""
     attempt: int = 0
-    """Number of the attempt, incremented by each resubmission; deltas of older attempts are
-    dropped."""
+    """Number of resubmissions so far; deltas of older attempts are dropped."""
     cache_salt: str = ""
     """Salt that separates prefix caches: prompts with different salts share no cached blocks."""
     priority: int = DEFAULT_PRIORITY
@@ -112,8 +110,7 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Abort(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Abort of a request in any state. Unknown ids are ignored, since the request may have just
-    finished."""
+    """Abort of a request in any state. Unknown ids, such as finished requests, are ignored."""
 
     request_id: str
     attempt: int = 0
@@ -287,8 +284,7 @@ class TokenDelta(msgspec.Struct, array_like=True):
     num_forwards: int = 0
     """Block diffusion: number of forward passes so far."""
     draft: list[int] | None = None
-    """Block diffusion: tokens of the running block (-1 if not decoded yet); None if not
-    requested."""
+    """Block diffusion: tokens of the running block, -1 if not decoded; None if not requested."""
     times: FirstTokenTimes | None = None
     """Latencies of this attempt's first token, sent with that token."""
     pooled: bytes | None = None
@@ -387,8 +383,7 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     num_preemptions: Annotated[int, AsCounter("num_preemptions", "Requests preempted.")] = 0
     """Number of preemptions since the epoch began, as for all counters."""
     step_ms: float = 0.0
-    """Duration of the last step on rank 0 in milliseconds, or of an average forward pass over
-    running blocks."""
+    """Duration in milliseconds of rank 0's last step, or of a pass over running blocks."""
     num_step_tokens: Annotated[int, AsGauge("step_tokens", "Tokens computed in the last step.")] = 0
     num_submits_seen: int = 0
     """Ordinal of the last submit that rank 0 has received in this epoch (see SubmitReply): this
@@ -540,8 +535,7 @@ class StepLimit(msgspec.Struct, array_like=True, tag="limit"):
     seq: int
     """Number of the Plan."""
     seconds: float
-    """Time in seconds without a report after which the step is considered hung (see
-    `worker.core.step_forecast`)."""
+    """Seconds without a report until the step is considered hung; see `step_forecast`."""
 
 
 EngineMessage = EngineInfo | StepReport | StepLimit
