@@ -42,7 +42,8 @@ START_HAPROXY = (
 """Python code that Serve runs in place of HAProxy, with only the standard library and the project
 on its path."""
 NODE_WRAPPER = "rayfleet-haproxy"
-"""Installed equivalent of START_HAPROXY for nodes that are started by other means."""
+"""Console script equivalent to START_HAPROXY, for nodes that `rayfleet serve` does not start (`ray
+start`, KubeRay)."""
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 """Serve's environment variable: 1 enables HAProxy in place of its Python proxy."""
 NO_HAPROXY = (

@@ -42,8 +42,8 @@ PACE_BOUND = 1.0
 """Maximum deviation of a step's time from the model, as a logarithm (a factor of e): slower steps
 were delayed by something else and do not reflect the worker's speed."""
 PACE_SPACING_S = 0.002
-"""Seconds that, multiplied by the number of workers, are the minimum interval between observed
-steps of a worker. An observation costs a gateway about 10 µs: at most half a percent of a core."""
+"""Minimum interval between observed steps of a worker, in seconds per worker of the fleet. An
+observation costs a gateway about 10 µs, so observations take at most 0.5 % of a core."""
 PACE_DECODES = 4
 """Number of decode steps per observed one. Decode steps are frequent and similar, and an
 observation costs a gateway about 10 µs: observing every fourth of 30 steps/s of 100 workers takes 1

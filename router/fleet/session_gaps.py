@@ -22,7 +22,8 @@ _NUM_BUCKETS = 22
 _LAST = _NUM_BUCKETS - 1
 _MOST = 0.9
 _SHARED_WEIGHT = 8.0
-"""Weight of the gaps of all sessions, as a number of the session's own gaps."""
+"""Maximum weight of the gaps of all sessions: together they count as much as this many of the
+session's own gaps."""
 _MAX_COUNT = 4096.0
 """Sum of counts at which all counts are halved, so that the histogram adapts to changes in load."""
 

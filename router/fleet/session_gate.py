@@ -205,7 +205,7 @@ class SessionGate:
         self.admit()
 
     def placed(self, visit: Visit, choice: Choice) -> SessionUse | None:
-        """Counts an admitted request on its worker; returns the data to send to the worker.
+        """Assigns an admitted request to its worker; returns the data to send to the worker.
 
         Returns None for requests that do not count. May be called again for another worker.
         """
@@ -317,8 +317,8 @@ class SessionGate:
             context.has_returned = True
 
     def _find_room(self, visit: Visit) -> bool:
-        """Counts the visit on the worker with the most room; returns False if no worker is ready or
-        has enough."""
+        """Assigns the visit to the worker with the most room; returns False if no ready worker has
+        enough room."""
         now = self._clock()
         best, most, full = "", 0.0, list[str]()
         may_exceed = now - self._exceeded_at >= EXCEED_S
@@ -339,7 +339,7 @@ class SessionGate:
         return True
 
     def _displace(self, visit: Visit) -> None:
-        """Counts an overdue visit on the worker with the most room, displacing the contexts
+        """Assigns an overdue visit to the worker with the most room, displacing the contexts
         admitted first.
 
         The displaced contexts are no longer live once their requests in flight have ended. Contexts
@@ -386,7 +386,7 @@ class SessionGate:
         return capacity - used - needed
 
     def _count(self, visit: Visit, worker_id: str) -> SessionUse:
-        """Counts the visit as in flight on a worker, and no longer on its previous one."""
+        """Assigns the visit, now in flight, to a worker in place of its previous one."""
         context = visit.context
         sets = self._sets.get(worker_id)
         if sets is None:

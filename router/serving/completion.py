@@ -82,18 +82,10 @@ class Mailbox:
 
 
 class Completion:
-    """Receiver of a worker channel that converts token deltas to text, which the response takes.
+    """Receiver of a worker channel that converts token deltas to text for the response.
 
     It holds the state needed to resume on another worker: the prompt and the tokens so far. Clients
     see the same output as if one worker had generated all of it.
-
-    Args:
-        spec: the request of this completion.
-        text: a new detokenizer with stop strings.
-        mailbox: the response's mailbox, which receives this completion whenever it has new output.
-        stream: whether new tokens are reported, or only the end.
-        times: a new clock, started at the request's arrival.
-        owner: listener to first tokens, worker failures and end.
     """
 
     __slots__ = (

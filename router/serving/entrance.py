@@ -46,7 +46,7 @@ class SessionEntrance:
         await over.wait()
 
     def placed(self, completion: Completion, choice: Choice) -> SessionUse | None:
-        """Counts a request on the chosen worker; returns the session data to send to it."""
+        """Assigns a request to the chosen worker; returns the session data to send to it."""
         visit = completion.visit
         return None if visit is None else self._gate.placed(visit, choice)
 

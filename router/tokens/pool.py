@@ -26,7 +26,7 @@ largest size, or most of a minute of a thread."""
 RATE = 2_500_000
 """Characters per second and thread: tokenizing a prompt of 33 MB took 13 s."""
 LEAST = 1024
-"""Minimum size in characters that any work counts as, which also bounds the number of waiting
+"""Minimum size, in characters, at which a task is counted, which also bounds the number of waiting
 tasks."""
 
 

@@ -39,7 +39,7 @@ _INNER = {
     r"\blikeliest\b": "most likely",
     r"\b(?:matrix|dense|FP8) products?\b": "matmul",
     r"\bprompts? under way\b": "running prefills",
-    r"\bNo torch\.": "Imports no torch",
+    r"\bNo torch\.": "Does not import torch",
     r"\bmathematics\b": "outputs, computation",
     r"\bstart-up\b": "startup",
 }

@@ -1,4 +1,4 @@
-"""Folders of LoRA adapters: checks before serving, and versions. Imports no torch."""
+"""Folders of LoRA adapters: checks before serving, and versions. Does not import torch."""
 
 from __future__ import annotations
 

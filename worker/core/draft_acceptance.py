@@ -14,8 +14,7 @@ COMMON_ROWS, RARE_ROWS = 50.0, 10.0
 """Window of the statistics over all requests, in rows; the second applies to rows of a kind that
 rarely drafts, so that each of them counts more."""
 PRIOR_DRAFTS, PRIOR_ROWS = 8.0, 2.0
-"""Weight of a request's priors: of the rate, in drafts (about one row), and of the gain, in
-rows."""
+"""Weights of a request's priors: for the rate, in drafts (about one row); for the gain, in rows."""
 FIRST_GAIN = 0.5
 """Prior of a row's gain, in tokens, before any drafts: large enough that requests try drafting."""
 FIRST_WAIT, LONGEST_WAIT = 4, 512

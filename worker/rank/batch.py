@@ -207,7 +207,7 @@ class BatchBuilder:
 
 
 class _GraphSize(NamedTuple):
-    """Size of a graph: `size` and `num_tokens` as in Batch."""
+    """Size of a graph: `rows` is `Batch.size`, and `tokens` is `Batch.num_tokens`."""
 
     rows: int | None
     tokens: int

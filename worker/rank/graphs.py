@@ -200,7 +200,7 @@ class StepGraphs:
 
     @property
     def max_rows(self) -> int:
-        """Rows of the largest graph for rows of one token, or one block."""
+        """Maximum number of rows in a graph whose rows have one token, or one block, each."""
         return self._sizes[-1]
 
     def size_for(self, rows: Sequence[Row]) -> int | None:

@@ -1,5 +1,5 @@
 """Default size of the host-memory tier: the part of this node's memory that its ranks may pin.
-Imports no torch."""
+Does not import torch."""
 
 from __future__ import annotations
 

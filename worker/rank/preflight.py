@@ -1,6 +1,6 @@
 """Preflight: checks of an engine's configuration against config.json, before weights are read.
 
-`rayfleet serve` runs them before it starts Ray; each rank runs them again. Imports no torch.
+`rayfleet serve` runs them before it starts Ray; each rank runs them again. Does not import torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Verification of drafts: a row's samples are accepted up to the first that differs from its draft.
+"""Verification of drafts: a row's samples are accepted up to and including the first that differs
+from its draft.
 
-Used for results and for penalties: on the host for rows that the host placed, otherwise on the
-device.
+Results and penalties use the accepted tokens. Rows placed by the host are verified on the host, all
+others on the device.
 """
 
 from __future__ import annotations

@@ -41,12 +41,12 @@ def draw_bars(
     path: str,
     own: str | None = None,
 ) -> None:
-    """Writes a PNG bar chart by workload, with one panel per figure.
+    """Writes a PNG bar chart by workload, with one panel per metric.
 
     Args:
         rows: one row for each `workload` and value of `key`.
         key: name of the column whose values are compared.
-        panels: label, and whether the scale is logarithmic, keyed by the figure's column.
+        panels: label of each metric, and whether its scale is logarithmic, keyed by column.
         path: path of the file.
         own: value of `key` that is plotted in black.
     """

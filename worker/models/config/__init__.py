@@ -1,1 +1,1 @@
-"""Model configuration: a checkpoint's config.json as a ModelConfig. Imports no torch."""
+"""Model configuration: a checkpoint's config.json as a ModelConfig. Does not import torch."""

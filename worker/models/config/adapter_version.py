@@ -1,4 +1,4 @@
-"""Versions of LoRA adapters: digests of their files. Imports no torch."""
+"""Versions of LoRA adapters: digests of their files. Does not import torch."""
 
 from __future__ import annotations
 

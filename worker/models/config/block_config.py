@@ -1,4 +1,4 @@
-"""Configuration of block-sparse attention (MiniMax M3). Imports no torch."""
+"""Configuration of block-sparse attention (MiniMax M3). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Configuration of canvases: blocks of tokens that a model generates from random tokens, at any
-position after the known tokens (DiffusionGemma). Imports no torch."""
+position after the known tokens (DiffusionGemma). Does not import torch."""
 
 from __future__ import annotations
 

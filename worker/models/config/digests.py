@@ -1,4 +1,4 @@
-"""Digests (SHA-256) of weight files, each computed once per machine. Imports no torch.
+"""Digests (SHA-256) of weight files, each computed once per machine. Does not import torch.
 
 In the Hub's cache, a file's name is its digest. Other files are read as a whole, several at a time,
 and their digests are kept in the user's cache folder until the file changes.

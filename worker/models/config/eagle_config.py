@@ -1,4 +1,5 @@
-"""Configuration of EAGLE-3 heads, from the config.json of their own checkpoint. Imports no torch.
+"""Configuration of EAGLE-3 heads, from the config.json of their own checkpoint. Does not import
+torch.
 
 EAGLE-3: arXiv 2503.01840. Keys and defaults are those of vLLM, SpecForge and speculators.
 """

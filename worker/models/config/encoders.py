@@ -1,4 +1,5 @@
-"""Schemas of bidirectional encoders, which are served as pooling models only. Imports no torch."""
+"""Schemas of bidirectional encoders, which are served as pooling models only. Does not import
+torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supported model families, collected from the modules in `vendors/`. Imports no torch."""
+"""Supported model families, collected from the modules in `vendors/`. Does not import torch."""
 
 from __future__ import annotations
 

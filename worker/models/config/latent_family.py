@@ -1,4 +1,4 @@
-"""Base of the schemas of families with multi-head latent attention (MLA). Imports no torch."""
+"""Base of the schemas of families with multi-head latent attention (MLA). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration of Mamba-2 layers. Imports no torch."""
+"""Configuration of Mamba-2 layers. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration of multi-head latent attention (MLA, arXiv 2405.04434). Imports no torch."""
+"""Configuration of multi-head latent attention (MLA, arXiv 2405.04434). Does not import torch."""
 
 from __future__ import annotations
 

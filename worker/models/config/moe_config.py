@@ -1,4 +1,4 @@
-"""Configuration of a mixture of experts (MoE). Imports no torch."""
+"""Configuration of a mixture of experts (MoE). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Configuration of heads for multi-token prediction (MTP): names of their tensors, and how they
-differ between families. Imports no torch."""
+differ between families. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MtpConfig:
     hidden_norm: str
     """Name of the norm of the hidden state."""
     projection: str
-    """Name of the projection from both to the layer's input."""
+    """Name of the projection of embedding and hidden state to the layer's input."""
     final_norm: str
     """Name of the norm before the LM head."""
     lm_head: str = ""

@@ -1,5 +1,5 @@
 """Multimodal checkpoints, of which only the text model is served: its part of config.json, and its
-tensors. Imports no torch."""
+tensors. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""adapter_config.json of a LoRA adapter, as PEFT saves it. Imports no torch.
+"""adapter_config.json of a LoRA adapter, as PEFT saves it. Does not import torch.
 
 Source: PEFT's `LoraConfig` (src/peft/tuners/lora/config.py). Which modules an adapter changes
 follows from its tensors, so keys that only select modules for training are ignored.

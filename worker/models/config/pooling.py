@@ -1,5 +1,5 @@
 """Pooling configuration of a checkpoint: its task, pooling and head, from config.json and the files
-of sentence-transformers. Imports no torch."""
+of sentence-transformers. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantization formats of linear weights. Imports no torch.
+"""Quantization formats of linear weights. Does not import torch.
 
 The format is in config.json's `quantization_config`, or in a file next to it:
 ModelOpt's hf_quant_config.json, GPTQ's quantize_config.json, AWQ's quant_config.json.

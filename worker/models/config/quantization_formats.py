@@ -1,5 +1,5 @@
 """Parsers of quantization formats: fp8, mxfp8, fbgemm_fp8, compressed-tensors, ModelOpt, AWQ, GPTQ
-and gpt-oss' mxfp4. Imports no torch.
+and gpt-oss' mxfp4. Does not import torch.
 
 Unknown keys that may affect weights are rejected with an error that names them.
 """

@@ -1,4 +1,4 @@
-"""Configuration of the rotary embedding (RoPE), from config.json. Imports no torch."""
+"""Configuration of the rotary embedding (RoPE), from config.json. Does not import torch."""
 
 from __future__ import annotations
 

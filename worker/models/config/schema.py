@@ -1,5 +1,5 @@
 """Types of the fields of a model family's schema, and the reader that fills a schema from
-config.json. Imports no torch.
+config.json. Does not import torch.
 
 A schema is a msgspec Struct whose fields are keys of config.json: the type lists the supported
 values, and the default is the value of a missing key. Any other key may change the model's outputs,

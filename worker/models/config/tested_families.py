@@ -1,4 +1,4 @@
-"""Record of the tests that each model family and quantization format passes. Imports no torch.
+"""Record of the tests that each model family and quantization format passes. Does not import torch.
 
 The record, tested_families.json, is generated from the tests; see worker/models/README.md.
 """

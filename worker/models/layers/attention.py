@@ -93,7 +93,7 @@ class AttentionTraits:
     has_unit_heads: bool = False
     """Whether each head of q and k is normalized without a weight after rotary embedding."""
     values_are_keys: bool = False
-    """Whether values are the keys before QK norm and rotary embedding, without a projection."""
+    """Whether the keys, before QK norm and rotary embedding, are reused as values."""
     has_value_norm: bool = False
     """Whether each head of the values is normalized without a weight."""
     value_factor: float = 1.0
@@ -533,7 +533,7 @@ def _gate_up_parts(size: int, options: LayerOptions, names: Sequence[str]) -> li
 def _qkv_parts(
     config: ModelConfig, options: LayerOptions, traits: AttentionTraits, query_parts: int
 ) -> list[ColumnPart]:
-    """This rank's heads of q, k, v (unless values are keys), and of a gate that has a separate
+    """This rank's heads of q, k, v (unless keys are reused as values), and of a gate with its own
     projection. A head of q has `query_parts` times its features: two if it includes a gate."""
     names = traits.names
     if names.is_grouped:

@@ -1,4 +1,4 @@
-"""Sharding of a model among tensor-parallel ranks. Imports no torch."""
+"""Sharding of a model among tensor-parallel ranks. Does not import torch."""
 
 from __future__ import annotations
 

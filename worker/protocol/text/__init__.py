@@ -1,1 +1,2 @@
-"""Text and tokens: tokenizer, chat template, detokenizer and stop strings. Imports no torch."""
+"""Text and tokens: tokenizer, chat template, detokenizer and stop strings. Does not import
+torch."""

@@ -43,7 +43,7 @@ class Calibration:
     Args:
         num_slots: number of slots.
         priors: assumed fractions of right guesses before any outcome, by level, best first.
-        prior_weight: weight of the priors, as a number of guesses over all requests.
+        prior_weight: weight of the priors, in guesses (pseudo-counts).
     """
 
     def __init__(self, num_slots: int, priors: Sequence[float], prior_weight: float) -> None:

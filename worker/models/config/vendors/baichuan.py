@@ -1,4 +1,4 @@
-"""Schema of Baichuan 2 (huggingface.co/baichuan-inc). Imports no torch."""
+"""Schema of Baichuan 2 (huggingface.co/baichuan-inc). Does not import torch."""
 
 from __future__ import annotations
 

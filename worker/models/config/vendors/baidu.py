@@ -1,4 +1,4 @@
-"""Schemas of ERNIE 4.5 (huggingface.co/baidu). Imports no torch."""
+"""Schemas of ERNIE 4.5 (huggingface.co/baidu). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema of Starcoder 2 (huggingface.co/bigcode). Imports no torch."""
+"""Schema of Starcoder 2 (huggingface.co/bigcode). Does not import torch."""
 
 from __future__ import annotations
 

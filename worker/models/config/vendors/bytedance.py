@@ -1,4 +1,4 @@
-"""Schema of Seed-OSS (huggingface.co/ByteDance-Seed). Imports no torch."""
+"""Schema of Seed-OSS (huggingface.co/ByteDance-Seed). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas of Command R, R7B and A, and Aya (huggingface.co/CohereLabs). Imports no torch."""
+"""Schemas of Command R, R7B and A, and Aya (huggingface.co/CohereLabs). Does not import torch."""
 
 from __future__ import annotations
 

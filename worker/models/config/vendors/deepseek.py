@@ -1,5 +1,5 @@
 """Schemas of DeepSeek (huggingface.co/deepseek-ai) and Kimi K2 (huggingface.co/moonshotai), which
-has the same layers. Imports no torch."""
+has the same layers. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema of GPT-NeoX and Pythia (huggingface.co/EleutherAI). Imports no torch."""
+"""Schema of GPT-NeoX and Pythia (huggingface.co/EleutherAI). Does not import torch."""
 
 from __future__ import annotations
 

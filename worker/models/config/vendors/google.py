@@ -1,4 +1,4 @@
-"""Schemas of Gemma (huggingface.co/google). Imports no torch."""
+"""Schemas of Gemma (huggingface.co/google). Does not import torch."""
 
 from __future__ import annotations
 
@@ -206,8 +206,8 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         return self.sliding_window
 
     def full_heads(self) -> HeadSizes:
-        """Heads of full-attention layers, from `global_head_dim` and, if values are keys,
-        `num_global_key_value_heads`; or from `per_layer_config`."""
+        """Heads of full-attention layers: from `per_layer_config` if set, otherwise from
+        `global_head_dim` and, if keys are reused as values, `num_global_key_value_heads`."""
         if self.per_layer_config is not None:
             return self._heads_by_layer(self.per_layer_config)
         kv_heads = self.num_key_value_heads

@@ -1,4 +1,5 @@
-"""Schemas of SmolLM3, SmolVLM and Idefics3 (huggingface.co/HuggingFaceTB). Imports no torch."""
+"""Schemas of SmolLM3, SmolVLM and Idefics3 (huggingface.co/HuggingFaceTB). Does not import
+torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas of Granite (huggingface.co/ibm-granite). Imports no torch."""
+"""Schemas of Granite (huggingface.co/ibm-granite). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema of Jais 2 (huggingface.co/inceptionai). Imports no torch."""
+"""Schema of Jais 2 (huggingface.co/inceptionai). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas of Ling 2 and LLaDA 2 (huggingface.co/inclusionAI). Imports no torch."""
+"""Schemas of Ling 2 and LLaDA 2 (huggingface.co/inclusionAI). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema of IQuest-Coder (huggingface.co/IQuestLab). Imports no torch."""
+"""Schema of IQuest-Coder (huggingface.co/IQuestLab). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema of Mellum 2 (huggingface.co/JetBrains). Imports no torch."""
+"""Schema of Mellum 2 (huggingface.co/JetBrains). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema of Helium (huggingface.co/kyutai). Imports no torch."""
+"""Schema of Helium (huggingface.co/kyutai). Does not import torch."""
 
 from __future__ import annotations
 

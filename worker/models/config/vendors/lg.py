@@ -1,4 +1,5 @@
-"""Schemas of EXAONE 3, 3.5, 4, 4.5 and K-EXAONE (huggingface.co/LGAI-EXAONE). Imports no torch."""
+"""Schemas of EXAONE 3, 3.5, 4, 4.5 and K-EXAONE (huggingface.co/LGAI-EXAONE). Does not import
+torch."""
 
 from __future__ import annotations
 

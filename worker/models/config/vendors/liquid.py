@@ -1,4 +1,4 @@
-"""Schemas of LFM2 (huggingface.co/LiquidAI). Imports no torch."""
+"""Schemas of LFM2 (huggingface.co/LiquidAI). Does not import torch."""
 
 from __future__ import annotations
 

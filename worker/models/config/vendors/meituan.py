@@ -1,4 +1,4 @@
-"""Schema of LongCat-Flash (huggingface.co/meituan-longcat). Imports no torch."""
+"""Schema of LongCat-Flash (huggingface.co/meituan-longcat). Does not import torch."""
 
 from __future__ import annotations
 

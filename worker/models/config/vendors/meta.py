@@ -1,5 +1,5 @@
 """Schemas of Llama (huggingface.co/meta-llama), Code World Model (huggingface.co/facebook), and
-LLaVA (huggingface.co/llava-hf), which was first based on Llama. Imports no torch."""
+LLaVA (huggingface.co/llava-hf), which was first based on Llama. Does not import torch."""
 
 from __future__ import annotations
 

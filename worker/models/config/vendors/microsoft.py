@@ -1,4 +1,4 @@
-"""Schemas of Phi (huggingface.co/microsoft). Imports no torch."""
+"""Schemas of Phi (huggingface.co/microsoft). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas of MiniMax-M2 and M3 (huggingface.co/MiniMaxAI). Imports no torch."""
+"""Schemas of MiniMax-M2 and M3 (huggingface.co/MiniMaxAI). Does not import torch."""
 
 from __future__ import annotations
 

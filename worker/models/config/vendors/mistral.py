@@ -1,4 +1,4 @@
-"""Schemas of Mistral, Ministral and Mixtral (huggingface.co/mistralai). Imports no torch."""
+"""Schemas of Mistral, Ministral and Mixtral (huggingface.co/mistralai). Does not import torch."""
 
 from __future__ import annotations
 

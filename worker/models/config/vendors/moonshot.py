@@ -1,4 +1,4 @@
-"""Schema of Kimi Linear (huggingface.co/moonshotai). Imports no torch."""
+"""Schema of Kimi Linear (huggingface.co/moonshotai). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema of HyperCLOVA X (huggingface.co/naver-hyperclovax). Imports no torch."""
+"""Schema of HyperCLOVA X (huggingface.co/naver-hyperclovax). Does not import torch."""
 
 from __future__ import annotations
 

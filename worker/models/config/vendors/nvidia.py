@@ -1,4 +1,4 @@
-"""Schemas of Nemotron 4 and Minitron (huggingface.co/nvidia). Imports no torch."""
+"""Schemas of Nemotron 4 and Minitron (huggingface.co/nvidia). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema of gpt-oss (huggingface.co/openai). Imports no torch."""
+"""Schema of gpt-oss (huggingface.co/openai). Does not import torch."""
 
 from __future__ import annotations
 

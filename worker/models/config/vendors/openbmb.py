@@ -1,4 +1,4 @@
-"""Schemas of MiniCPM (huggingface.co/openbmb). Imports no torch."""
+"""Schemas of MiniCPM (huggingface.co/openbmb). Does not import torch."""
 
 from __future__ import annotations
 

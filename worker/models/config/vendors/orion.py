@@ -1,4 +1,4 @@
-"""Schema of Orion (huggingface.co/OrionStarAI). Imports no torch."""
+"""Schema of Orion (huggingface.co/OrionStarAI). Does not import torch."""
 
 from __future__ import annotations
 

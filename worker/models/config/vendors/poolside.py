@@ -1,4 +1,4 @@
-"""Schema of Laguna (huggingface.co/poolside). Imports no torch."""
+"""Schema of Laguna (huggingface.co/poolside). Does not import torch."""
 
 from __future__ import annotations
 

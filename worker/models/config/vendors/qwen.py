@@ -1,5 +1,5 @@
 """Schemas of Qwen (huggingface.co/Qwen), and SDAR (huggingface.co/JetLM), which is derived from
-Qwen3. Imports no torch."""
+Qwen3. Does not import torch."""
 
 from __future__ import annotations
 

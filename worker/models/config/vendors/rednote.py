@@ -1,4 +1,4 @@
-"""Schema of dots.llm1 (huggingface.co/rednote-hilab). Imports no torch."""
+"""Schema of dots.llm1 (huggingface.co/rednote-hilab). Does not import torch."""
 
 from __future__ import annotations
 

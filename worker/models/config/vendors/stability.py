@@ -1,4 +1,4 @@
-"""Schema of StableLM 2 (huggingface.co/stabilityai). Imports no torch."""
+"""Schema of StableLM 2 (huggingface.co/stabilityai). Does not import torch."""
 
 from __future__ import annotations
 

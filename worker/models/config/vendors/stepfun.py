@@ -1,4 +1,4 @@
-"""Schema of Step (huggingface.co/stepfun-ai). Imports no torch."""
+"""Schema of Step (huggingface.co/stepfun-ai). Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema of Apertus (huggingface.co/swiss-ai). Imports no torch."""
+"""Schema of Apertus (huggingface.co/swiss-ai). Does not import torch."""
 
 from __future__ import annotations
 

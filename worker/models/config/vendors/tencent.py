@@ -1,4 +1,4 @@
-"""Schemas of Hunyuan and Youtu (huggingface.co/tencent). Imports no torch."""
+"""Schemas of Hunyuan and Youtu (huggingface.co/tencent). Does not import torch."""
 
 from __future__ import annotations
 

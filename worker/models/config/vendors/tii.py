@@ -1,4 +1,4 @@
-"""Schemas of Falcon (huggingface.co/tiiuae). Imports no torch."""
+"""Schemas of Falcon (huggingface.co/tiiuae). Does not import torch."""
 
 from __future__ import annotations
 

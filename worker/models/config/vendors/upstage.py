@@ -1,4 +1,4 @@
-"""Schema of Solar Open (huggingface.co/upstage). Imports no torch."""
+"""Schema of Solar Open (huggingface.co/upstage). Does not import torch."""
 
 from __future__ import annotations
 

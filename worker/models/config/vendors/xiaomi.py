@@ -1,4 +1,4 @@
-"""Schemas of MiMo (huggingface.co/XiaomiMiMo). Imports no torch."""
+"""Schemas of MiMo (huggingface.co/XiaomiMiMo). Does not import torch."""
 
 from __future__ import annotations
 

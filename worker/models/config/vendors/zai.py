@@ -1,4 +1,4 @@
-"""Schemas of GLM (huggingface.co/zai-org). Imports no torch."""
+"""Schemas of GLM (huggingface.co/zai-org). Does not import torch."""
 
 from __future__ import annotations
 
