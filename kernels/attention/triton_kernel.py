@@ -27,9 +27,10 @@ _HIDDEN = tl.constexpr(-(2.0**100))
 """Score of masked keys, whose weight is 0 relative to any other key. -inf would give NaN if a query
 attends to no key of a tile; over all tiles, it attends to at least one.
 
-HAZARD(fused arithmetic): it is a power of 2, so that its product with any factor is exact. If the
-product were rounded for the maximum, but not where it is fused with the subtraction of the maximum,
-the difference could be arbitrarily large."""
+HAZARD(fused arithmetic): the score is a power of 2, so that its product with any factor is exact.
+If the product were rounded for the maximum, but not where it is fused with the subtraction of the
+maximum, the difference could be arbitrarily large.
+"""
 
 
 def attend(

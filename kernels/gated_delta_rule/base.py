@@ -49,8 +49,8 @@ class DeltaLayer(NamedTuple):
     key_dim: int
     """K: dimensions of keys."""
     share_scale: float = 1.0
-    """Factor of the step sizes, which are sigmoids: with 2, a state's transition may have negative
-    eigenvalues (arXiv 2411.12537)."""
+    """Factor by which the step sizes (sigmoids) are multiplied: with 2, a state's transition may
+    have negative eigenvalues (arXiv 2411.12537)."""
 
     @property
     def widths(self) -> list[int]:

@@ -189,7 +189,7 @@ class NativeDecoder:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states, fp32 [R, hidden], to logits, fp32 [R, local vocabulary]."""
+        """Maps hidden states, fp32 [R, hidden], to logits, fp32 [R, local vocabulary]."""
         assert self._handle is not None, "bind must be called first"
         hidden = hidden.contiguous()
         scores = torch.empty(hidden.shape[0], self._vocab_size)
@@ -199,7 +199,7 @@ class NativeDecoder:
         return scores
 
     def draft(self, step: StepRows, drafting: Drafting) -> None:
-        """Drafts tokens after each row, into the arrays of NativeDrafter."""
+        """Drafts tokens after each row, and writes them to the arrays of NativeDrafter."""
         assert self._handle is not None, "bind must be called first"
         assert self._all_reduce is None, "a draft model is replicated on every rank"
         self.library.rayfleet_draft(self._handle, ctypes.byref(step), ctypes.byref(drafting))

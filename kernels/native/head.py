@@ -102,7 +102,8 @@ class NativeHead:
         return outputs
 
     def draft(self, step: StepRows, drafting: Drafting) -> None:
-        """Drafts tokens after each single-token row, into the arrays of NativeDrafter."""
+        """Drafts tokens after each single-token row, and writes them to the arrays of
+        NativeDrafter."""
         assert self._handle is not None, "bind must be called first"
         self._model.library.rayfleet_head_draft(
             self._handle, ctypes.byref(step), ctypes.byref(drafting)

@@ -85,7 +85,7 @@ def weighted_threshold(
 
     Args:
         logits: fp32 [R, vocab].
-        weights: int64 [R, vocab], not negative.
+        weights: int64 [R, vocab], non-negative.
         targets: int64 [R], at least 1 and at most the sum of the row's weights.
     """
     keys = _ordered_keys(logits)
