@@ -13,9 +13,9 @@ class AttentionBlocks(NamedTuple):
     """Tile sizes and launch parameters for one kind of rows."""
 
     rows: int
-    """Rows of a tile: queries times the heads that share a KV head, both padded."""
+    """Number of rows per tile: queries times the heads that share a KV head, both padded."""
     keys: int
-    """Keys of a tile."""
+    """Number of keys per tile."""
     warps: int
     stages: int
     least_split: int

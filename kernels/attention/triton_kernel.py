@@ -20,8 +20,8 @@ from kernels.tiles import next_power_of_2
 
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
 _MERGED = tl.constexpr(8192)
-"""Maximum elements of a tile's output that are merged at a time: 64 per thread of four warps, and
-as many of a partial output. More would spill registers."""
+"""Maximum number of elements of a tile's output that are merged at a time: 64 per thread of four
+warps, in addition to as many of a partial output. More would spill registers."""
 LOG2E = tl.constexpr(1.4426950408889634)
 _HIDDEN = tl.constexpr(-(2.0**100))
 """Score of masked keys, whose weight is 0 relative to any other key. -inf would give NaN if a query

@@ -142,7 +142,8 @@ class TokenGroups(NamedTuple):
     tokens: torch.Tensor
     """int64 [n]: indices of the tokens, one adapter after another."""
     table: torch.Tensor
-    """int64 [adapters, 3]: 1-based slot, first of its `tokens`, end."""
+    """int64 [adapters, 3]: 1-based slot of each adapter, and start and end of its tokens in
+    `tokens`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -104,7 +104,7 @@ class ExpandedRows:
     seq_lens_host: Sequence[int]
     """[B]: number of keys per row."""
     pieces: tuple[KeyPiece, ...]
-    """All keys in order."""
+    """Pieces of all keys, in order."""
 
     @property
     def has_parts(self) -> bool:

@@ -71,8 +71,8 @@ class ModelTensors:
     intermediate_size: int
     """Intermediate size on this rank."""
     block_size: int = 1
-    """Number of consecutive positions that attend to each other, blocks counted from position 0; 1
-    for causal attention. Rows of a step must end with whole blocks."""
+    """Number of consecutive positions that attend to each other, in blocks counted from position 0;
+    1 for causal attention. Rows of a step must end with whole blocks."""
     layers: Iterable[LayerTensors]
     """Layers in order; each is packed before the next one is requested, so that the iterator may
     drop its weights in between."""
