@@ -4,7 +4,7 @@ Weights are cut into tiles of 64 output by 128 input features, each of which a m
 with loads of 16 bytes per thread. Codes are stored in 32-bit words, in an order from which two
 adjacent features are decoded to a pair of bfloat16 by one shift and a mask:
 
-    4 bits   feature 2 i in bits 4 i to 4 i + 3 of a word, feature 2 i + 1 is 16 bits higher
+    4 bits   feature 2 i in bits 4 i to 4 i + 3 of a word; feature 2 i + 1 is 16 bits higher
     8 bits   features 0, 2, 1 and 3 in bytes 0 to 3
 
 Tiles are contiguous in memory, except those of FP8: these are parts of rows, so that cuBLASLt reads

@@ -95,7 +95,7 @@ class ModelTensors:
 
 
 class NativeDecoder:
-    """Forward passes and logits; activations are fp32 for all types of weights.
+    """Computes forward passes and logits; activations are fp32 for all types of weights.
 
     A token's result depends, bitwise, only on its own request: not on other rows, on the chunks of
     its prompt, on its pages, or on the number of threads.

@@ -30,8 +30,8 @@ class HeadTensors:
 
 
 class NativeHead:
-    """Forward passes of a head, and drafts, with the embedding, the LM head and the threads of its
-    model.
+    """Computes forward passes of a head, and drafts, with the embedding, the LM head and the
+    threads of its model.
 
     Args:
         model: the model's decoder, on a single rank, which must outlive the head.
