@@ -208,8 +208,8 @@ def _fp8_sizes(tile_rows: int) -> _Sizes:
 
 
 def _multiplies_fp8(packed: PackedCodes, dtype: torch.dtype, tile_rows: int) -> bool:
-    """Whether inputs are quantized, too: if they are bfloat16, weights are FP8 with a scale per
-    output feature or per 128 input features, and tiles have more than 16 rows."""
+    """Whether inputs are quantized, too. This requires bfloat16 inputs, FP8 weights with a scale
+    per output feature or per 128 input features, and tiles of more than 16 rows."""
     return (
         packed.code == "e4m3"
         and packed.group in (0, TILE_DEPTH)

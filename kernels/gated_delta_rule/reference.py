@@ -14,8 +14,8 @@ from kernels.short_convolution import convolve
 from kernels.states import PIECE, StateCache, StateRows
 
 _CHANNEL_PIECE: Final = 16
-"""Maximum positions that are computed together if each dimension of keys has its own decay: time
-and memory grow with the number of pairs of positions times dimensions."""
+"""Maximum number of positions that are computed together if each dimension of keys has its own
+decay: time and memory grow with the number of pairs of positions times dimensions."""
 
 
 @op

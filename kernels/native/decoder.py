@@ -104,7 +104,7 @@ class NativeDecoder:
         model: weights, all of which are copied or packed, so they may be dropped afterwards. If
             `memory` is filled, only their shapes and types are used.
         page_size: tokens per page.
-        num_threads: maximum threads of a forward pass, including the caller's.
+        num_threads: maximum number of threads of a forward pass, including the caller's.
         ms_per_thread: estimated milliseconds of work per additional thread of a pass.
         memory: memory for the copies, which may be filled with them already; None for memory of
             this process.

@@ -58,8 +58,8 @@ class Narrowed(NamedTuple):
     """Thresholds of rows that keep few tokens, and inputs of the search for the others."""
 
     thresholds: torch.Tensor
-    """fp32 [R]: thresholds of logits over temperature; -inf for rows without filters; the smallest
-    logit that min-p keeps for open rows."""
+    """fp32 [R]: thresholds of logits divided by temperature; -inf for rows without filters; the
+    smallest logit that min-p keeps for open rows."""
     is_open: torch.Tensor
     """int32 [R]: 1 for rows whose thresholds have not been found yet, otherwise 0."""
     best: torch.Tensor
