@@ -51,7 +51,7 @@ class OverlapOptions(Comparison):
             )
         if not self.running or min(self.running) < 1:
             raise ValueError(
-                f"--running must be a list of numbers of at least 1, such as 1,8,32, got "
+                "--running must be a list of numbers of at least 1, such as 1,8,32, got "
                 f"{list(self.running)}"
             )
 
