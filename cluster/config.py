@@ -41,7 +41,7 @@ RENAMED = {
 }
 """New names of renamed options by their old names. The old name is rejected, as a key of config
 files and, with dashes, as a flag; the message names the new one."""
-_DERIVED = "removed: routing derives it, see router/fleet/constants.py"
+_DERIVED = "removed: routing derives it (see router/fleet/constants.py)"
 REMOVED = dict.fromkeys(
     (
         "adaptive_min_beta",
@@ -58,11 +58,11 @@ REMOVED = dict.fromkeys(
 """Reasons why options were removed, by the option's name."""
 _SEVERAL_WORKERS = "use --num-workers: each worker is a full copy of the model"
 _PARSER_IS_FOUND = (
-    "always enabled: the format is detected from the chat template, see --tool-call-parser"
+    "always enabled: the format is detected from the chat template (see --tool-call-parser)"
 )
 UNSUPPORTED = {
     "trust_remote_code": "code of checkpoints is never executed: only architectures that rayfleet "
-    "implements are supported, see README",
+    "implements are supported (see README)",
     "ssl_ca_certs": "client certificates are not supported: use API keys",
     "ssl_keyfile_password": "encrypted private keys are not supported: decrypt the key file",
     "data_parallel_size": _SEVERAL_WORKERS,

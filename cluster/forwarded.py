@@ -60,7 +60,7 @@ def trusted_proxies() -> list[Network]:
             networks += [ipaddress.ip_network(word.strip())] if word.strip() else []
         except ValueError as error:
             raise ValueError(
-                f"{TRUSTED_PROXIES_VARIABLE}: {error}: specify addresses or networks, such as "
+                f"invalid {TRUSTED_PROXIES_VARIABLE} ({error}): use addresses or networks, such as "
                 "10.0.0.7,10.1.0.0/16"
             ) from error
     return networks

@@ -1,4 +1,4 @@
-"""Programmatic dependent launch (PDL) of Triton kernels, from compute capability 9.0.
+"""Programmatic dependent launch (PDL) of Triton kernels, for compute capability 9.0 or higher.
 
 A kernel launched with PDL starts once all programs of the stream's previous kernel have started and
 signaled, instead of after its completion. `wait_for_previous_kernel` then blocks each program until
@@ -64,8 +64,8 @@ def _has_pdl() -> bool:
 
 
 class _DependentKernel(JITFunction):
-    """A kernel that Triton launches with PDL. Support is checked once per binary, so that a launch
-    takes no longer on the host."""
+    """A kernel that Triton launches with PDL if the device supports it. Support is checked once per
+    binary, so that launches do not take longer on the host."""
 
     def _do_compile(self, *arguments: Any, **options: Any) -> Any:
         compiled = super()._do_compile(*arguments, **options)

@@ -90,8 +90,8 @@ class StateRows:
     has_outputs: bool = True
     """Whether the outputs are used; those of a replay are not and need not be computed."""
     replay: Replay | None = None
-    """Replay before the rows, and inputs of the rows that are kept, due to drafts; None if neither
-    is needed."""
+    """What drafts require in addition: a replay before the rows, and cells for the inputs of draft
+    rows; None if neither is needed."""
 
     def longer(self) -> Sequence[tuple[int, Sequence[StatePart]]]:
         """Slots and parts of the rows that are not included in `num_decodes`, on the host; waits

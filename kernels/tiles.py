@@ -14,7 +14,7 @@ def cdiv(size: int, block: int) -> int:
 
 
 def next_power_of_2(size: int) -> int:
-    """The next power of 2 from `size`: a valid width of Triton's tiles."""
+    """Smallest power of 2 that is at least `size`: a valid width of Triton's tiles."""
     assert size > 0, "size must be positive"
     return 1 << (size - 1).bit_length()
 

@@ -391,7 +391,7 @@ class ExecutionConfig:
             raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")
         if any(size < 1 for size in self.cudagraph_capture_sizes):
             raise ValueError(
-                "--cudagraph-capture-sizes must be at least 1 each, got "
+                "each of --cudagraph-capture-sizes must be at least 1, got "
                 f"{min(self.cudagraph_capture_sizes)}"
             )
         _check_not_negative(self, "cpu_threads")

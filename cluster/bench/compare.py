@@ -154,7 +154,10 @@ def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Re
         a, b = _read(options.a), _read(options.b)
     labels = [label for label in a if label in b]
     if not labels:
-        raise ValueError(f"A and B have no stage in common: {', '.join(a)} and {', '.join(b)}")
+        raise ValueError(
+            f"A and B have no stage in common ({', '.join(a)} and {', '.join(b)}): measure both "
+            "with the same stages"
+        )
     rows = _judged([r for label in labels for r in _rows(label, a[label], b[label])], options)
     worse = sum(row["verdict"] == "regression" for row in rows)
     broken = [label for label in labels if _works(a[label]) and not _works(b[label])]
@@ -334,7 +337,7 @@ def _read(path: str) -> _Runs:
             run = _run({"seed": result.get("seed"), **stage}, file)
             found.setdefault(stage["label"], []).append(run)
     if not found:
-        raise ValueError(f"no .json file in {path}")
+        raise ValueError(f"no .json file in {path}: use a folder of results")
     _require_completed(path, found)
     return found
 

@@ -51,10 +51,14 @@ class ThroughputOptions:
     def __post_init__(self) -> None:
         if self.num_prompts < 1 or self.num_warmups < 0 or self.num_rounds < 1:
             raise ValueError(
-                "--num-prompts and --rounds must be at least 1, --num-warmups at least 0"
+                "--num-prompts and --rounds must be at least 1, and --num-warmups at least 0, got "
+                f"{self.num_prompts}, {self.num_rounds} and {self.num_warmups}"
             )
         if self.batch_invariant_cost and self.num_rounds < _MIN_PAIRS:
-            raise ValueError(f"--batch-invariant-cost needs --rounds of at least {_MIN_PAIRS}")
+            raise ValueError(
+                f"--batch-invariant-cost needs --rounds of at least {_MIN_PAIRS}, got "
+                f"{self.num_rounds}"
+            )
 
     @property
     def num_rounds(self) -> int:

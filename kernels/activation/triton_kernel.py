@@ -14,7 +14,7 @@ from kernels.tiles import cdiv
 
 _BLOCK = 1024
 _SERIES_FROM = tl.constexpr(-0.25)
-"""Minimum x for which exp(x) - 1 is computed as a series of seven terms; up to 0, the difference
+"""Minimum x for which exp(x) - 1 is computed as a series of seven terms: close to 0, the difference
 would lose precision."""
 
 
@@ -31,7 +31,7 @@ def launch_xielu(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _activate(x: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:
-    """Launches xIELU if `numbers` is given, else squared ReLU."""
+    """Launches xIELU if `numbers` is given, otherwise squared ReLU."""
     num_tokens, width = x.shape
     out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device)
     if num_tokens:

@@ -38,9 +38,9 @@ class AttentionSettings:
     """Whether queries attend to latents (MLA): all heads share the keys, whose leading dimensions
     are the values."""
     most_decodes: int = 0
-    """Maximum rows of a decode; used only for latents."""
+    """Maximum number of rows in a decode step; used only for latents."""
     num_heads: int = 0
-    """Maximum query heads on a rank; used only for latents."""
+    """Maximum number of query heads on a rank; used only for latents."""
     head_dims: tuple[int, ...] = ()
     """Distinct head dimensions of all layers."""
     has_narrow_values: bool = False

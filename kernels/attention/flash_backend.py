@@ -22,8 +22,8 @@ from kernels.attention.base import (
 from kernels.attention.split import SplitExtends, split_extends
 
 MIN_QUERIES = 1024
-"""Minimum queries of a row for FlashAttention. A row of this length fills an H100 by itself, with
-eight tiles of 128 queries for each of 16 or more heads."""
+"""Minimum number of queries for which a row runs on FlashAttention. A row of this length fills an
+H100 by itself, with eight tiles of 128 queries for each of 16 or more heads."""
 _HEAD_DIMS = {
     9: "up to 256 and multiples of 8",
     10: "up to 128 and multiples of 8, 192 with values of 128, or 256",
@@ -75,7 +75,7 @@ def _check(settings: AttentionSettings) -> None:
     major, minor = torch.cuda.get_device_capability(settings.device)
     if major not in _HEAD_DIMS:
         raise ValueError(
-            f"{option} needs a GPU of compute capability 9.x or 10.x (Hopper or Blackwell), but "
+            f"{option} needs a GPU with compute capability 9.x or 10.x (Hopper or Blackwell), but "
             f"this GPU has {major}.{minor}: use auto"
         )
     if not all(_is_supported(size, settings, major) for size in settings.head_dims):
@@ -130,7 +130,7 @@ class FlashAttention(CapturableBackend):
 class _Step:
     attend: Attend
     split: SplitExtends
-    """Long rows, and the others."""
+    """The step's extends, split into long rows and all others."""
     others: AttentionStep | None
     """Planned attention of the other rows; None if there are none."""
     cap: float

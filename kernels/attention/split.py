@@ -70,6 +70,6 @@ def _rows_of(extend: AttentionMetadata, rows: Sequence[int]) -> AttentionMetadat
 
 
 def to_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Integers as int64 on the device; does not wait for the device."""
+    """Copies integers to the device as int64, without waiting for it."""
     host = torch.tensor(values, dtype=torch.int64)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

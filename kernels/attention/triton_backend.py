@@ -28,7 +28,7 @@ def create(settings: AttentionSettings) -> TritonAttention:
     """Creates the backend.
 
     Raises:
-        ValueError: ops do not run Triton kernels, batch-invariant attention over latents is
+        ValueError: Triton is not enabled for the device, batch-invariant attention over latents is
             requested, heads are too large for a program, or the device does not support FP8.
     """
     if not registry.uses_triton(settings.device):

@@ -13,9 +13,9 @@ class AttentionBlocks(NamedTuple):
     """Tile sizes and launch parameters for one kind of rows."""
 
     rows: int
-    """Rows of a tile: queries times the heads that share a KV head, both padded."""
+    """Number of rows per tile: queries times the heads that share a KV head, both padded."""
     keys: int
-    """Keys of a tile."""
+    """Number of keys per tile."""
     warps: int
     stages: int
     least_split: int
@@ -25,7 +25,7 @@ class AttentionBlocks(NamedTuple):
 _WGMMA = 90
 """Minimum compute capability (9.0, Hopper) at which warp groups issue MMA instructions (wgmma)."""
 MIN_DOT_ROWS = 16
-"""Minimum rows of a tensor-core matmul; a group of query heads is padded to it."""
+"""Minimum number of rows in a tensor-core matmul, to which groups of query heads are padded."""
 
 INVARIANT_SPLIT_TOKENS = 256
 """Minimum number of keys per split in batch-invariant mode."""
@@ -166,8 +166,8 @@ def dot_precision(dtype: torch.dtype) -> str:
 
 
 def compute_capability() -> int:
-    """Compute capability of the current device, 90 for 9.0; 0 if there is no device (in Triton's
-    interpreter)."""
+    """Compute capability of the current device as an integer, such as 90 for 9.0; 0 if there is no
+    device (in Triton's interpreter)."""
     try:
         architecture = triton.runtime.driver.active.get_current_target().arch
     except (RuntimeError, AssertionError):  # no driver, or no library of it

@@ -20,16 +20,17 @@ from kernels.tiles import next_power_of_2
 
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
 _MERGED = tl.constexpr(8192)
-"""Maximum elements of a tile's output that are merged at a time: 64 per thread of four warps, and
-as many of a partial output. More would spill registers."""
+"""Maximum number of elements of a tile's output that are merged at a time: 64 per thread of four
+warps, in addition to as many of a partial output. More would spill registers."""
 LOG2E = tl.constexpr(1.4426950408889634)
 _HIDDEN = tl.constexpr(-(2.0**100))
 """Score of masked keys, whose weight is 0 relative to any other key. -inf would give NaN if a query
 attends to no key of a tile; over all tiles, it attends to at least one.
 
-HAZARD(fused arithmetic): it is a power of 2, so that its product with any factor is exact. If the
-product were rounded for the maximum, but not where it is fused with the subtraction of the maximum,
-the difference could be arbitrarily large."""
+HAZARD(fused arithmetic): the score is a power of 2, so that its product with any factor is exact.
+If the product were rounded for the maximum, but not where it is fused with the subtraction of the
+maximum, the difference could be arbitrarily large.
+"""
 
 
 def attend(

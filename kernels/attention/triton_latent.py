@@ -42,7 +42,7 @@ def attend_to_latents(
         cache: [num_pages, page_size, 1, D]: latents.
         value_dim: number of leading dimensions of D that are the values.
         metadata: the step's rows.
-        scale: factor of scores.
+        scale: factor by which scores are multiplied.
         arrived: the backend's counters, from `count_arrivals`.
         value_scale: scale of values, as in AttentionStep.
     """
@@ -84,7 +84,7 @@ def attend_to_latents(
 def count_arrivals(num_rows: int, num_heads: int, device: torch.device) -> torch.Tensor:
     """Counters that identify the last program of a decode's tile.
 
-    They are zeros between launches, since the last program resets its tile's counter. One static
+    They are zero between launches, since the last program resets its tile's counter. One static
     tensor thus serves all layers and steps of a stream, including captured ones.
 
     Args:

@@ -53,7 +53,7 @@ class AttentionRows:
     """Whether all queries of a row attend to the same positions, as in AttentionMetadata."""
 
     def part(self, rows: slice) -> AttentionRows:
-        """A slice of the rows of a decode."""
+        """The rows in a slice; supported for decodes only."""
         assert self.query_start is None, "only decodes can be sliced"
         page_rows, page_table = self.page_rows, self.page_table
         if page_rows is None:
@@ -83,7 +83,7 @@ class Schedule:
     split, index of the partial output. The items of a tile are consecutive."""
     arrived: torch.Tensor
     """[n, KV heads] int32: number of splits of a tile that have been stored, at the tile's first
-    item; zeros between launches."""
+    item; zero between launches."""
     num_partials: int
     """Maximum number of items of tiles with several splits, which have partial outputs."""
 
@@ -105,7 +105,8 @@ def make_schedule(
         blocks: tile sizes of the attention kernel.
         queries: number of queries per tile.
         num_tiles: number of tiles of all rows, or an upper bound.
-        most_visible: maximum positions that a tile's queries attend to, or an upper bound.
+        most_visible: maximum number of positions to which a tile's queries attend, or an upper
+            bound.
         num_kv_heads: number of KV heads, and so of programs per item.
         batch_invariant: whether the splits of a row depend only on its own length.
     """

@@ -1,5 +1,5 @@
-"""Values whose size differs from that of keys: those of latents, which are part of the keys, and
-narrow ones."""
+"""Values whose size differs from that of keys: latents, whose values are part of the keys, and
+values narrower than keys."""
 
 from __future__ import annotations
 

@@ -20,9 +20,10 @@ from kernels.sparse_attention import (
 from kernels.sparse_attention.invariant import attend_invariantly, invariant_products
 
 _MAX_PRODUCTS = 1 << 24
-"""Maximum dot products of queries and keys that are computed at a time: 64 MiB in fp32."""
+"""Maximum number of dot products of queries and keys that are computed at a time: 64 MiB in fp32.
+"""
 _MAX_GATHERED = 1 << 24
-"""Maximum elements of keys that are gathered at a time: 64 MiB in fp32."""
+"""Maximum number of key elements that are gathered at a time: 64 MiB in fp32."""
 
 
 @op
@@ -91,7 +92,7 @@ def attend_to_blocks(
         q: [N, Hq, D]; consecutive query heads share a KV head.
         caches: keys and values [num_pages, page_size, H, D], in the type of q or in FP8 (e4m3).
         selection: blocks from `select_blocks`.
-        scale: factor of scores, including the scale of keys in an FP8 cache.
+        scale: factor by which scores are multiplied, including the scale of keys in an FP8 cache.
         value_scale: scale of values in an FP8 cache, by which the result is multiplied.
         batch_invariant: whether a query's result must be bitwise independent of other queries.
     """

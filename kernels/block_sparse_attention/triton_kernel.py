@@ -31,11 +31,11 @@ from kernels.sparse_attention import SparseQueries
 from kernels.tiles import cdiv, next_power_of_2
 
 _SCORED_QUERIES: Final = 32
-"""Maximum queries per program that computes scores."""
+"""Maximum number of queries per program that computes scores."""
 _KEYS: Final = 64
-"""Keys per tile that attention is computed over."""
+"""Number of keys per tile of the attention."""
 _LEAST_SPLIT: Final = 256
-"""Minimum tokens per split. Estimated."""
+"""Minimum number of tokens per split (estimated, not measured)."""
 
 
 @implements(select_blocks, "triton")
@@ -48,8 +48,8 @@ def launch_select_blocks(
     cos_sin_cache: torch.Tensor,
     batch_invariant: bool = False,
 ) -> BlockSelection:
-    """Launches a grid of (blocks, tiles of queries) for the scores of each piece; those of a query
-    do not depend on other queries. Torch selects the highest scores."""
+    """Launches a grid of (blocks, tiles of queries) that computes the scores of each piece; torch
+    selects the highest scores. A query's scores do not depend on other queries."""
     rotate_heads(q, queries.positions, cos_sin_cache)
     q = q.contiguous()
     num_heads, dim = q.shape[1:]

@@ -26,7 +26,8 @@ def choose_experts(
         routing: scoring, groups and numbers of experts.
         gate: fp32 [T, 1]: its sigmoid is the weight of shared experts; rows may be strided. None if
             that weight is 1.
-        factors: fp32 [E]: factors of the selected experts' weights; None if they are 1.
+        factors: fp32 [E]: factors by which the weights of selected experts are multiplied; None if
+            all are 1.
     """
     choice, (num_tokens, count) = _choose(scores, bias, routing), scores.shape
     if factors is not None:

@@ -45,6 +45,6 @@ class Routing:
     """Number of experts per block: those to which any of its tokens gives the largest
     probabilities; ties select the first ones. 0 selects among all experts."""
     scale: float = 1.0
-    """Factor of the weights."""
+    """Factor by which the weights are multiplied."""
     num_always: int = 0
     """Number of shared experts, which all tokens use; their ids follow those of routed experts."""

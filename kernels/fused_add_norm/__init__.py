@@ -39,9 +39,9 @@ def fused_add_norm(
         x_weight: [H]: weight of an RMSNorm applied to x before it is added; None if there is none.
         residual_weight: [H]: weight of an RMSNorm applied to the residual before it is added; None
             if there is none.
-        x_scale: factor of x before it is added.
-        total_scale: [1]: factor of the returned sum, not applied to the input of norms; None if it
-            is 1.
+        x_scale: factor by which x is multiplied before it is added.
+        total_scale: [1]: factor by which the returned sum is multiplied, but not the input of the
+            norms; None if it is 1.
     """
     check_norms(residual, norms, x_weight, total_scale)
     total = x if x_weight is None else rms_norm(x, x_weight, eps)
@@ -75,7 +75,7 @@ def fused_add_norm_fp8(
         eps: added to the mean square, or the variance.
         by_block: whether each block of 128 features has a scale, rather than each row.
         x_weight: [H]: weight of an RMSNorm applied to x before it is added; None if there is none.
-        x_scale: factor of x before it is added.
+        x_scale: factor by which x is multiplied before it is added.
     """
     (normed,), total = fused_add_norm(x, residual, (norm,), eps, x_weight=x_weight, x_scale=x_scale)
     return quantize_fp8(normed, by_block=by_block), total

@@ -22,7 +22,7 @@ class ExpertWeights(NamedTuple):
     """Quantized weights in the layout of Triton kernels; None for other weights."""
 
     def of(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
-        """The weight [N, K] of one expert; a quantized one is dequantized to `dtype`."""
+        """The weight [N, K] of one expert, dequantized to `dtype` if it is quantized."""
         if self.scaling is None:
             return self.values[expert]
         zeros = self.scaling.zeros

@@ -54,10 +54,12 @@ many programs."""
 _SIZES = {16: _SMALLEST, 64: _Sizes(64, 128, 64, 4, 3), 128: _Sizes(128, 128, 64, 8, 3)}
 """Sizes by rows per tile."""
 _LARGE_STAGES = 3
-"""Stages of matmuls of 128 rows with quantized weights, which take most of the shared memory."""
+"""Number of pipeline stages of matmuls with tiles of 128 rows and quantized weights, which take
+most of the shared memory."""
 _HOPPER = 90
 """Minimum compute capability (9.0) for all stages in tiles of 64 or more rows with quantized
-weights. Below it, they have one stage less, since several formats would spill 8 or 16 bytes."""
+weights. Below it, such tiles have one stage fewer, since several formats would spill 8 or 16
+bytes."""
 _SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
 """Sizes for fp32."""
 _FP8_SIZES = {64: _Sizes(64, 128, 128, 4, 3), 128: _Sizes(128, 128, 128, 8, 3)}
@@ -206,8 +208,8 @@ def _fp8_sizes(tile_rows: int) -> _Sizes:
 
 
 def _multiplies_fp8(packed: PackedCodes, dtype: torch.dtype, tile_rows: int) -> bool:
-    """Whether inputs are quantized, too: if they are bfloat16, weights are FP8 with a scale per
-    output feature or per 128 input features, and tiles have more than 16 rows."""
+    """Whether inputs are quantized, too. This requires bfloat16 inputs, FP8 weights with a scale
+    per output feature or per 128 input features, and tiles of more than 16 rows."""
     return (
         packed.code == "e4m3"
         and packed.group in (0, TILE_DEPTH)

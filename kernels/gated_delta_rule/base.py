@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import torch
 
 LENGTH_EPS: Final = 1e-6
-"""Added to the sum of squares when queries and keys are L2-normalized."""
+"""Number added to the sum of squares when queries and keys are L2-normalized."""
 
 
 class DeltaInputs(NamedTuple):
@@ -43,14 +43,14 @@ class DeltaLayer(NamedTuple):
     norm: torch.Tensor
     """[V]: weight of the norm over each head of outputs."""
     eps: float
-    """Added to the mean square by the norm."""
+    """Number that the norm adds to the mean square."""
     num_key_heads: int
     """Hk, a divisor of H: consecutive value heads share a key head."""
     key_dim: int
     """K: dimensions of keys."""
     share_scale: float = 1.0
-    """Factor of the step sizes, which are sigmoids: with 2, a state's transition may have negative
-    eigenvalues (arXiv 2411.12537)."""
+    """Factor by which the step sizes (sigmoids) are multiplied: with 2, a state's transition may
+    have negative eigenvalues (arXiv 2411.12537)."""
 
     @property
     def widths(self) -> list[int]:

@@ -14,8 +14,8 @@ from kernels.short_convolution import convolve
 from kernels.states import PIECE, StateCache, StateRows
 
 _CHANNEL_PIECE: Final = 16
-"""Maximum positions that are computed together if each dimension of keys has its own decay: time
-and memory grow with the number of pairs of positions times dimensions."""
+"""Maximum number of positions that are computed together if each dimension of keys has its own
+decay: time and memory grow with the number of pairs of positions times dimensions."""
 
 
 @op
@@ -27,8 +27,8 @@ def gated_delta_net(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Short convolution of queries, keys and values, the delta rule, and the gated norm of its
-    outputs; updates and stores the states of all rows.
+    """Applies the short convolution to queries, keys and values, then the delta rule and the gated
+    norm of its outputs; updates and stores the states of all rows.
 
     Args:
         projected: [T, W]: projections of the rows' tokens, with `DeltaLayer.widths`.

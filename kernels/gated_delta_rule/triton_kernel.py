@@ -21,8 +21,8 @@ from kernels.registry import implements
 from kernels.states import StateCache, StateRows
 
 MOST_STEPS: Final = 16
-"""Maximum tokens of a row that is advanced by position. Estimated: a position takes about 1 us, and
-the launches for pieces take 20 us."""
+"""Maximum number of tokens of a row that is advanced by position. Estimated: a position takes about
+1 us, and the launches for pieces take 20 us."""
 _ALL: Final = 1 << 30
 
 

@@ -28,7 +28,7 @@ class KimiDeltaLayer(NamedTuple):
     norm: torch.Tensor
     """[V] fp32: weight of the norm over each head of outputs."""
     eps: float
-    """Added to the mean square by the norm."""
+    """Number that the norm adds to the mean square."""
 
     @property
     def key_dim(self) -> int:

@@ -27,7 +27,7 @@ def kimi_delta_attention(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Delta rule with a decay per key dimension, computed in fp32, and the gated norm of its
+    """Applies the delta rule with a decay per key dimension, in fp32, then the gated norm of its
     outputs; updates and stores the states of all rows.
 
     The reference computes rows with one token together, and longer ones one after another.

@@ -19,7 +19,8 @@ from kernels.registry import implements
 from kernels.states import StateRows
 
 MOST_STEPS: Final = 16
-"""Maximum tokens of a row that is advanced by position. Estimated as for the gated delta net."""
+"""Maximum number of tokens of a row that is advanced by position; estimated as for the gated delta
+net."""
 _ALL: Final = 1 << 30
 
 

@@ -31,7 +31,7 @@ def advance_by_position(
     most_tokens: int,
 ) -> None:
     """Launches a grid of (rows, heads, blocks of columns), for rows with up to `most_tokens`
-    tokens; writes their outputs to out [T, H * V], and their states."""
+    tokens. Writes the outputs to out [T, H * V] and updates the states."""
     num_heads, key_dim, value_dim = len(layer.log_rate), layer.key_dim, len(layer.norm)
     columns = min(COLUMNS, next_power_of_2(value_dim))
     _steps_by_channel_kernel[len(rows.slots), num_heads, cdiv(value_dim, columns)](

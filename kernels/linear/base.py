@@ -40,7 +40,7 @@ class PackedLinear(ABC):
     out_features: int
     in_features: int
     fp8_inputs: Fp8Inputs | None = None
-    """FP8 rows that `linear` also accepts; None if it only accepts unquantized ones."""
+    """Format of FP8 rows that `linear` also accepts; None if it only accepts unquantized ones."""
 
     @abstractmethod
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -4,12 +4,12 @@ Weights are cut into tiles of 64 output by 128 input features, each of which a m
 with loads of 16 bytes per thread. Codes are stored in 32-bit words, in an order from which two
 adjacent features are decoded to a pair of bfloat16 by one shift and a mask:
 
-    4 bits   feature 2 i in bits 4 i to 4 i + 3 of a word, feature 2 i + 1 in those 16 bits above
+    4 bits   feature 2 i in bits 4 i to 4 i + 3 of a word; feature 2 i + 1 is 16 bits higher
     8 bits   features 0, 2, 1 and 3 in bytes 0 to 3
 
 Tiles are contiguous in memory, except those of FP8: these are parts of rows, so that cuBLASLt reads
-the same words as a matrix [N, K] of FP8. Since it sums over all features, the order within each
-four of them only has to match that of the inputs (`quantize_fp8`).
+the same words as a matrix [N, K] of FP8. Since a matmul sums over all features, the order within
+each group of four only has to match that of the inputs (`quantize_fp8`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ TILE_COLUMNS = 64
 TILE_DEPTH = 128
 """Number of input features per tile."""
 _LEAST_GROUP = 16
-"""Minimum input features that share a scale: the depth of a tensor-core instruction."""
+"""Minimum number of input features that share a scale: the depth of a tensor-core instruction."""
 _BYTES_AT_ONCE = 1 << 28
-"""Maximum codes of experts that are packed at once, which limits temporary memory."""
+"""Maximum size, in bytes, of the codes of experts that are packed at a time, which limits temporary
+memory."""
 
 PackedCode = Literal["e4m3", "e2m1", "uint4", "int8"]
 """Kinds of packed codes. Decoded 4-bit integers are too large by 128, which `offset` corrects."""

@@ -9,7 +9,7 @@ from kernels.linear.packed_codes import PackedCodes
 from kernels.quantize_fp8.base import LARGEST, LEAST_MAXIMUM
 
 _VALUES_AT_ONCE = 1 << 26
-"""Maximum values that are quantized at once, which limits temporary memory."""
+"""Maximum number of values that are quantized at a time, which limits temporary memory."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 

@@ -26,8 +26,8 @@ _BLOCK_CAPABILITY = 9
 _BLOCK = 128
 """Input features, and output features, per block."""
 _WEIGHT_ONLY_ROWS = 128
-"""Maximum rows for which weights are decoded instead. Estimated: vLLM measured cuBLASLt to be 2.2
-times slower than DeepGEMM up to 64 rows, and as fast for 1,024 or more (vllm#49932)."""
+"""Maximum number of rows for which weights are decoded instead. Estimated: vLLM measured cuBLASLt
+to be 2.2 times slower than DeepGEMM up to 64 rows, and as fast for 1,024 or more (vllm#49932)."""
 
 
 class ProductScales(NamedTuple):
@@ -44,7 +44,7 @@ def product_scales(
     weight: PackedCodes, dtype: torch.dtype, capability: tuple[int, int]
 ) -> ProductScales | None:
     """Scales for matmuls with FP8 activations. None if these are not supported: for inputs other
-    than bfloat16, before compute capability 8.9, for a number of output features that is not a
+    than bfloat16, below compute capability 8.9, for a number of output features that is not a
     multiple of 16, for blocks other than 128 by 128, and for blocks on GPUs other than Hopper.
 
     Args:
@@ -77,7 +77,7 @@ class Fp8Weight(TritonQuantizedWeight):
     """
 
     fp8_inputs: Fp8Inputs
-    """Rows that `multiply_fp8` accepts."""
+    """Format of the rows that `multiply_fp8` accepts."""
 
     def __init__(self, weight: PackedCodes, scales: ProductScales) -> None:
         super().__init__(weight)

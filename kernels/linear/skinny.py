@@ -15,9 +15,10 @@ from kernels.linear.packed_codes import TILE_COLUMNS, TILE_DEPTH
 from kernels.linear.plain import PlainWeight
 
 _MOST_ROWS = 128
-"""Maximum rows for which matmuls are split; with more rows, they are compute-bound. Estimated."""
+"""Maximum number of rows for which matmuls are split; with more rows, they are compute-bound
+(estimated, not measured)."""
 _LEAST_DEPTH = 1024
-"""Minimum input features: with fewer, a matmul takes no longer than its launch."""
+"""Minimum number of input features: with fewer, a matmul takes no longer than its launch."""
 
 
 def is_skinny(weight: torch.Tensor, num_processors: int) -> bool:

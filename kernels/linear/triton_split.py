@@ -2,7 +2,7 @@
 
 With one program per tile of output features, there are too few programs to fill a device. So
 several programs compute a tile, each for a share of the input features: they store partial sums,
-and the one that arrives last adds them in order. Equal inputs give bitwise equal results, also on
+and the one that arrives last adds them in order. Equal inputs give bitwise equal results, also in
 CUDA graphs.
 """
 
@@ -20,7 +20,7 @@ _PROGRAMS_PER_PROCESSOR = 2
 """Input features are split until there are this many programs per multiprocessor."""
 _MOST_SPLITS = 8
 _LEAST_STEPS = 2
-"""Minimum tiles per split."""
+"""Minimum number of tiles per split."""
 
 
 def split_steps(num_tiles: int, num_steps: int, device: torch.device) -> int:
@@ -38,7 +38,7 @@ def split_steps(num_tiles: int, num_steps: int, device: torch.device) -> int:
 def count_arrivals(device: torch.device) -> torch.Tensor:
     """Counters that identify the last program of a tile whose input features are split.
 
-    They are zeros between launches, since the last program resets its tile's counter. Matmuls that
+    They are zero between launches, since the last program resets its tile's counter. Matmuls that
     may run concurrently need separate counters.
     """
     # Tiles are only split if there are fewer than half as many.

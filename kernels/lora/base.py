@@ -142,7 +142,8 @@ class TokenGroups(NamedTuple):
     tokens: torch.Tensor
     """int64 [n]: indices of the tokens, one adapter after another."""
     table: torch.Tensor
-    """int64 [adapters, 3]: 1-based slot, first of its `tokens`, end."""
+    """int64 [adapters, 3]: 1-based slot of each adapter, and start and end of its tokens in
+    `tokens`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,11 +153,11 @@ class LoraTiles:
     slots: torch.Tensor
     """int32 [N]: 1-based slot of each tile's adapter; 0 for an unused tile."""
     tokens: torch.Tensor
-    """int32 [N * TILE_TOKENS]: indices of the tiles' tokens among the step's; -1 for none, which
-    follow the tokens of a tile."""
+    """int32 [N * TILE_TOKENS]: indices of the tiles' tokens among the step's; -1 for unused
+    entries, which follow the tokens of a tile."""
     groups: TokenGroups | None = None
-    """The same by adapter, shared by all layers of a step on CPU; None to compute it in each
-    layer."""
+    """The same tokens grouped by adapter, which all layers of a step on CPU share; None if each
+    layer computes them."""
 
 
 def token_groups(slots: torch.Tensor, tokens: torch.Tensor) -> TokenGroups:
@@ -170,7 +171,8 @@ def token_groups(slots: torch.Tensor, tokens: torch.Tensor) -> TokenGroups:
 
 
 def token_slots(tiles: LoraTiles, num_tokens: int) -> torch.Tensor:
-    """Slots of a step's T tokens, int64 [T]; 0 for no adapter. Does not wait for the device."""
+    """Slots of a step's T tokens, int64 [T]; 0 for tokens without an adapter. Does not wait for the
+    device."""
     slots = tiles.slots.long().repeat_interleave(TILE_TOKENS, output_size=len(tiles.tokens))
     tokens = tiles.tokens.long()
     tokens = tokens.where(tokens >= 0, num_tokens)
@@ -200,7 +202,7 @@ def tile_arrays(
     """Arrays `slots` and `tokens` of `LoraTiles`.
 
     Args:
-        adapters: [T]: slot of each token's adapter; 0 for none.
+        adapters: [T]: slot of each token's adapter; 0 for tokens without one.
         num_tiles: number of tiles, the last of which may be unused; 0 for as many as needed.
     """
     order = np.argsort(adapters, kind="stable")

@@ -25,7 +25,7 @@ _DEPTH = 128
 _SPLIT_DEPTH = 1024
 """Input features per program: a decode step has few tiles, and reading A dominates its time."""
 _MOST_RANK = 64
-"""Maximum ranks per `tl.dot`."""
+"""Maximum rank per `tl.dot`; larger ranks are divided into blocks."""
 _COLUMNS = 64
 """Output features per `tl.dot`; no block of `LoraWeights.blocks` is wider."""
 

@@ -39,7 +39,7 @@ def mla_prefill(
 ) -> torch.Tensor:
     """Causal attention of rows in expanded form: [T, H, Dv].
 
-    Besides the result, it allocates `sizes.most_keys` expanded keys and their latents, and,
+    Besides the result, the op allocates `sizes.most_keys` expanded keys and their latents, and,
     if a row has more keys than that, an fp32 sum of values for each query and head.
 
     Args:
@@ -50,7 +50,7 @@ def mla_prefill(
         up: [H * (P + Dv), V]: weight of the projection from latents to each head's key and value.
         rows: the rows' plan.
         sizes: H, V, R, P and Dv.
-        scale: factor of scores, including the scale of an FP8 cache.
+        scale: factor by which scores are multiplied, including the scale of an FP8 cache.
         value_scale: scale of an FP8 cache, by which the result is multiplied.
     """
     out = q.new_empty(*q.shape[:2], sizes.value_dim)
@@ -106,8 +106,8 @@ def attend_to_expanded(
         rows: the rows' plan.
         piece: the keys' rows and positions.
         state: state of the softmax of all queries.
-        scale: factor of scores.
-        value_scale: factor of results.
+        scale: factor by which scores are multiplied.
+        value_scale: factor by which results are multiplied.
     """
     plain_dim = q.shape[2] - rotary.shape[1]
     firsts = [0]

@@ -51,7 +51,7 @@ class Expansion(NamedTuple):
 
     @property
     def most_keys(self) -> int:
-        """Maximum keys of a piece: 128 MiB, that is, 16,384 keys of 16 heads of 128 + 128
+        """Maximum number of keys per piece: 128 MiB, that is, 16,384 keys of 16 heads of 128 + 128
         dimensions in bf16, or 2,048 keys of 128 heads."""
         return max(_MIN_KEYS, _PIECE_BYTES // (self.width * self.itemsize))
 
@@ -104,7 +104,7 @@ class ExpandedRows:
     seq_lens_host: Sequence[int]
     """[B]: number of keys per row."""
     pieces: tuple[KeyPiece, ...]
-    """All keys in order."""
+    """Pieces of all keys, in order."""
 
     @property
     def has_parts(self) -> bool:

@@ -24,8 +24,8 @@ _WITHOUT = {
     "AVX2": ["-mno-avx512f"],
     "SSE41": ["-mno-avx"],
 }
-"""Compiler flags by limit; together with those of the limits before it, they disable all
-instruction sets above it."""
+"""Compiler flags by limit. The flags of a limit and of all limits before it together disable all
+instruction sets above that limit."""
 
 
 class NativeUnavailable(RuntimeError):
@@ -33,7 +33,7 @@ class NativeUnavailable(RuntimeError):
 
 
 def build_library() -> Path:
-    """Path of the compiled library; compiles it, in a few seconds, if it does not exist yet.
+    """Path of the compiled library, which is compiled if it does not exist yet.
 
     Raises:
         NativeUnavailable: there is no C++ compiler, or it failed.

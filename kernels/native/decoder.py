@@ -71,8 +71,8 @@ class ModelTensors:
     intermediate_size: int
     """Intermediate size on this rank."""
     block_size: int = 1
-    """Number of consecutive positions that attend to each other, blocks counted from position 0; 1
-    for causal attention. Rows of a step must end with whole blocks."""
+    """Number of consecutive positions that attend to each other, in blocks counted from position 0;
+    1 for causal attention. Rows of a step must end with whole blocks."""
     layers: Iterable[LayerTensors]
     """Layers in order; each is packed before the next one is requested, so that the iterator may
     drop its weights in between."""
@@ -95,7 +95,7 @@ class ModelTensors:
 
 
 class NativeDecoder:
-    """Forward passes and logits; activations are fp32 for all types of weights.
+    """Computes forward passes and logits; activations are fp32 for all types of weights.
 
     A token's result depends, bitwise, only on its own request: not on other rows, on the chunks of
     its prompt, on its pages, or on the number of threads.
@@ -104,7 +104,7 @@ class NativeDecoder:
         model: weights, all of which are copied or packed, so they may be dropped afterwards. If
             `memory` is filled, only their shapes and types are used.
         page_size: tokens per page.
-        num_threads: maximum threads of a forward pass, including the caller's.
+        num_threads: maximum number of threads of a forward pass, including the caller's.
         ms_per_thread: estimated milliseconds of work per additional thread of a pass.
         memory: memory for the copies, which may be filled with them already; None for memory of
             this process.
@@ -189,7 +189,7 @@ class NativeDecoder:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states, fp32 [R, hidden], to logits, fp32 [R, local vocabulary]."""
+        """Maps hidden states, fp32 [R, hidden], to logits, fp32 [R, local vocabulary]."""
         assert self._handle is not None, "bind must be called first"
         hidden = hidden.contiguous()
         scores = torch.empty(hidden.shape[0], self._vocab_size)
@@ -199,7 +199,7 @@ class NativeDecoder:
         return scores
 
     def draft(self, step: StepRows, drafting: Drafting) -> None:
-        """Drafts tokens after each row, into the arrays of NativeDrafter."""
+        """Drafts tokens after each row, and writes them to the arrays of NativeDrafter."""
         assert self._handle is not None, "bind must be called first"
         assert self._all_reduce is None, "a draft model is replicated on every rank"
         self.library.rayfleet_draft(self._handle, ctypes.byref(step), ctypes.byref(drafting))

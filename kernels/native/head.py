@@ -30,8 +30,8 @@ class HeadTensors:
 
 
 class NativeHead:
-    """Forward passes of a head, and drafts, with the embedding, the LM head and the threads of its
-    model.
+    """Computes forward passes of a head, and drafts, with the embedding, the LM head and the
+    threads of its model.
 
     Args:
         model: the model's decoder, on a single rank, which must outlive the head.
@@ -102,7 +102,8 @@ class NativeHead:
         return outputs
 
     def draft(self, step: StepRows, drafting: Drafting) -> None:
-        """Drafts tokens after each single-token row, into the arrays of NativeDrafter."""
+        """Drafts tokens after each single-token row, and writes them to the arrays of
+        NativeDrafter."""
         assert self._handle is not None, "bind must be called first"
         self._model.library.rayfleet_head_draft(
             self._handle, ctypes.byref(step), ctypes.byref(drafting)

@@ -48,7 +48,8 @@ class NativeLora:
             out: [T, out], contiguous: output of the layer.
             x: [T, in], contiguous: input of the layer.
             tokens: int64 [n]: rows of `out` and `x`, one adapter after another.
-            groups: int64 [adapters, 3]: 1-based slot, first of its `tokens`, end.
+            groups: int64 [adapters, 3]: 1-based slot of each adapter, and start and end of its
+                tokens in `tokens`.
         """
         assert out.is_contiguous(), "tokens are rows"
         assert x.is_contiguous(), "tokens are rows"

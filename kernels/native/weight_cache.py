@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
 _MARK = b"rayfleet weights"
 _DISK_SHARES = 4
-"""Inverse of the maximum fraction of the disk that packed weights may use (a quarter)."""
+"""Packed weights may use at most one part in this many of the disk: a quarter."""
 _PROT_READ = 1
 """Argument of mprotect that makes pages read-only."""
 
@@ -45,7 +45,7 @@ _PROT_READ = 1
 class MappedMemory(WeightMemory):
     """A memory-mapped file of packed weights, whose pages are shared by all processes that map it.
 
-    They are in the page cache, with small pages on most file systems.
+    The pages are part of the page cache, which uses small pages on most file systems.
 
     Args:
         file: file of the right size, which stays locked for as long as this object exists.
@@ -85,7 +85,7 @@ class MappedMemory(WeightMemory):
             raise OSError(ctypes.get_errno(), "failed to write-protect the weights")
 
     def _extend(self, least: int) -> torch.Tensor:
-        raise AssertionError(f"{least} bytes more are used than were counted")
+        raise AssertionError(f"{least} more bytes are used than were counted")
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def _make_room(folder: Path, needed: int) -> None:
     share of the disk.
 
     Raises:
-        OSError: they do not fit even without other files.
+        OSError: the bytes do not fit even after all unused files have been evicted.
     """
     most = shutil.disk_usage(folder).total // _DISK_SHARES
     files = [(path.stat(), path) for path in folder.iterdir() if path.suffix != ".lock"]

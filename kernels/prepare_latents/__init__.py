@@ -32,8 +32,8 @@ def prepare_latents(
 
     Args:
         q: [T, H, P + R], with rotary embedding of the last R dimensions; rows may be strided. The
-            first P are scaled in place; the others are undefined afterwards if `queries` is given,
-            else they are rotated in place.
+            first P are scaled in place. The others are undefined afterwards if `queries` is given;
+            otherwise they are rotated in place.
         queries: [T, H, V + R], contiguous; the last R dimensions of each head are written. None
             for attention in expanded form.
         rows: latents and rotary parts of the tokens' keys.
@@ -42,7 +42,7 @@ def prepare_latents(
         positions: int64 [T]: positions of the tokens.
         cos_sin_cache: fp32 [positions, R], as in `qk_norm_rope_store`; None if there is no rotary
             embedding.
-        query_scale: fp32 [positions]: factors of queries by position; None if queries are not
+        query_scale: fp32 [positions]: factor for queries at each position; None if queries are not
             scaled.
         cache_scale: scale of an FP8 cache, as in `qk_norm_rope_store`.
     """

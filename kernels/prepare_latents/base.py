@@ -18,4 +18,4 @@ class LatentRows(NamedTuple):
     weight: torch.Tensor
     """[V]: weight of the latents' RMSNorm."""
     eps: float
-    """Added to the mean square."""
+    """Number that the RMSNorm adds to the mean square."""

@@ -16,7 +16,8 @@ from kernels.rms_norm.triton_kernel import normalise
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 16
-"""Maximum heads per program, so that a prompt has few programs and a single token has several."""
+"""Maximum number of heads per program, chosen so that a prompt has few programs and a single token
+has several."""
 
 
 @implements(prepare_latents, "triton")

@@ -15,7 +15,7 @@ class HeadNorms(NamedTuple):
     k: torch.Tensor
     """[D]: weight for heads of keys."""
     eps: float
-    """Added to the mean square."""
+    """Number that the norms add to the mean square."""
     after_rotation: bool = False
     """Whether norms are applied after rotary embedding instead of before."""
     of_values: bool = False

@@ -47,7 +47,8 @@ def qk_norm_rope_store(
             second, for the first R dimensions of a head in NeoX layout (two halves). None if there
             is no rotary embedding.
         norms: norms over each head; None if unused.
-        query_scale: fp32 [positions]: factors of queries by position; None if there are none.
+        query_scale: fp32 [positions]: factor for queries at each position; None if queries are not
+            scaled.
         cache_scales: scales of keys and values in FP8 caches, which hold keys and values divided by
             them, clamped to the range of e4m3.
     """

@@ -14,7 +14,8 @@ from kernels.registry import implements
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 8
-"""Maximum heads per program, so that a prompt has few programs and a single token has several."""
+"""Maximum number of heads per program, chosen so that a prompt has few programs and a single token
+has several."""
 _BEFORE, _AFTER = tl.constexpr(1), tl.constexpr(2)
 """Values of NORM: norms before or after rotary embedding; 0 if there are none."""
 
@@ -150,7 +151,8 @@ def _finish(
 
 @triton.jit
 def to_cache(x, DTYPE: tl.constexpr, inverse):
-    """Converts to the type of a cache; for FP8, multiplied by `inverse` and clamped to e4m3."""
+    """Converts values to the type of a cache. For FP8, they are first multiplied by `inverse` and
+    clamped to the range of e4m3."""
     if DTYPE.is_fp8():
         x = tl.clamp(x.to(tl.float32) * inverse, -448.0, 448.0)
     return x.to(DTYPE)

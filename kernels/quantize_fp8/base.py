@@ -9,7 +9,8 @@ import torch
 LARGEST = 448.0
 """Largest number in e4m3."""
 LEAST_MAXIMUM = 1e-10
-"""Lower bound of the magnitude that determines a scale, for groups of zeros."""
+"""Lower bound of the largest magnitude in a group, so that the scale of a group of zeros is not 0.
+"""
 BLOCK = 128
 """Number of features that share a scale if rows have several: DeepSeek's blocks of 1 x 128."""
 _ROWS = 16

@@ -13,7 +13,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalizes the last dimension of `x` ([T, H] or [T, N, D]) and multiplies it by `weight`.
 
     The mean square is computed in fp32; the output has the type of `x`. The last dimension must be
-    contiguous, others may be strided (a slice of a fused projection).
+    contiguous; others may be strided (a slice of a fused projection).
     """
     if x.dtype == torch.float32:
         return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 GREEDY_BELOW = 1e-5
-"""Temperature below which rows are greedy: dividing by it could overflow."""
+"""Temperature below which rows are greedy, since dividing by such a temperature could overflow."""
 
 
 class TokenCells(NamedTuple):

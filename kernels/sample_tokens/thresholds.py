@@ -85,7 +85,7 @@ def weighted_threshold(
 
     Args:
         logits: fp32 [R, vocab].
-        weights: int64 [R, vocab], not negative.
+        weights: int64 [R, vocab], non-negative.
         targets: int64 [R], at least 1 and at most the sum of the row's weights.
     """
     keys = _ordered_keys(logits)
@@ -127,7 +127,7 @@ def _pick_bucket(
 
 
 def _ordered_keys(logits: torch.Tensor) -> torch.Tensor:
-    """Integers in [0, 2**32) in the same order as fp32 logits, int64."""
+    """Maps fp32 logits to int64 keys in [0, 2**32), in the same order."""
     bits = logits.contiguous().view(torch.int32)
     # Bits of negative floats are in reverse order.
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)

@@ -58,8 +58,8 @@ class Narrowed(NamedTuple):
     """Thresholds of rows that keep few tokens, and inputs of the search for the others."""
 
     thresholds: torch.Tensor
-    """fp32 [R]: thresholds of logits over temperature; -inf for rows without filters; the smallest
-    logit that min-p keeps for open rows."""
+    """fp32 [R]: thresholds of logits divided by temperature; -inf for rows without filters; the
+    smallest logit that min-p keeps for open rows."""
     is_open: torch.Tensor
     """int32 [R]: 1 for rows whose thresholds have not been found yet, otherwise 0."""
     best: torch.Tensor
@@ -345,14 +345,14 @@ def target_of(top_p, total):
 
 @triton.jit
 def key_of(value):
-    """int64 in the same order as fp32 values."""
+    """Maps fp32 values to int64 keys in the same order."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
 def logit_of_key(key):
-    """The fp32 value of a key."""
+    """The fp32 value of a key from `key_of`."""
     bits = key.to(tl.int32)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return bits.to(tl.float32, bitcast=True)

@@ -147,10 +147,14 @@ def _search_kernel(
 def _locate(
     counts_ptr, weights_ptr, top_k, top_p, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr
 ):  # fmt: skip
-    """Buckets of a row's histograms: the bucket of the k-th largest logit (-1 without top-k) and
-    how many of its logits are among the k largest; the weight above that bucket, or of all buckets;
-    the first and last bucket in which the nucleus may end (-1 without top-p), and the weight above
-    the first."""
+    """Locates a row's thresholds in its histograms.
+
+    Returns:
+        The bucket of the k-th largest logit (-1 if there is no top-k), and how many of its logits
+        are among the k largest; the weight above that bucket, or of all buckets; the first and last
+        bucket in which the nucleus may end (-1 if there is no top-p), and the weight above the
+        first of them.
+    """
     bucket = tl.arange(0, BUCKETS)
     k_bucket = tl.full((), -1, tl.int64)
     k_rest = tl.full((), 0, tl.int64)

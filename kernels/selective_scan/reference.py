@@ -22,7 +22,7 @@ def selective_scan(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Scans the tokens of all rows, computed in fp32; updates and stores the rows' states.
+    """Scans the tokens of all rows in fp32; updates and stores the rows' states.
 
     The reference computes rows with one token together, and longer ones one after another.
 

@@ -19,8 +19,8 @@ def short_convolution(
     *,
     has_silu: bool = False,
 ) -> torch.Tensor:
-    """Convolves the tokens of all rows, computed in fp32; updates and stores the rows' states. A
-    token's result is bitwise independent of other rows and of how a prompt is split.
+    """Convolves the tokens of all rows in fp32; updates and stores the rows' states. A token's
+    result is bitwise independent of other rows and of how a prompt is split.
 
     The reference computes rows with one token together, and longer ones one after another.
 

@@ -14,9 +14,10 @@ from kernels.sparse_attention.base import SparsePiece, SparseQueries
 from kernels.sparse_attention.invariant import attend_invariantly, invariant_scores
 
 _MAX_PRODUCTS = 1 << 24
-"""Maximum dot products of queries and keys that are computed at a time: 64 MiB in fp32."""
+"""Maximum number of dot products of queries and keys that are computed at a time: 64 MiB in fp32.
+"""
 _MAX_GATHERED = 1 << 24
-"""Maximum elements of latents that are gathered at a time: 64 MiB in fp32."""
+"""Maximum number of latent elements that are gathered at a time: 64 MiB in fp32."""
 
 
 @op
@@ -100,7 +101,7 @@ def attend_to_cells(
         cache: [num_pages, page_size, 1, D]: latents, in the type of q or in FP8 (e4m3).
         cells: int32 [N, top_k] from `select_tokens`, at least one per query.
         value_dim: number of leading dimensions of D that are the values.
-        scale: factor of scores, including the scale of an FP8 cache.
+        scale: factor by which scores are multiplied, including the scale of an FP8 cache.
         value_scale: scale of values in an FP8 cache, by which the result is multiplied.
         batch_invariant: whether a query's result must be bitwise independent of other queries.
     """

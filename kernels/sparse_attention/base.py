@@ -26,7 +26,7 @@ class SparseQueries:
     """The N queries of a step that attend to a selection of the tokens at or before them."""
 
     pieces: tuple[SparsePiece, ...]
-    """All queries in order."""
+    """Pieces of all queries, in order."""
     positions: torch.Tensor
     """[N] int64: positions of the queries."""
     top_k: int

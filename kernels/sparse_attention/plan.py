@@ -21,8 +21,8 @@ from kernels.attention.split import to_device
 from kernels.sparse_attention.base import SparsePiece, SparseQueries
 
 _MAX_PAIRS = 1 << 22
-"""Maximum pairs of queries and keys per piece, which bounds the memory for selecting tokens: about
-30 bytes per pair."""
+"""Maximum number of pairs of queries and keys per piece, which bounds the memory for selecting
+tokens: about 30 bytes per pair."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class SplitRows:
 
     queries: SparseQueries
     tokens: torch.Tensor | None
-    """[N] int64: indices of these queries among the step's tokens; None for all."""
+    """[N] int64: indices of `queries` among the step's tokens; None if they are all of them."""
     others: torch.Tensor | None
     """[M] int64: indices of the other queries; None if there are none."""
     decode: AttentionMetadata | None
@@ -45,11 +45,11 @@ class _Row(NamedTuple):
     number: int
     """Index of the row in its part."""
     first: int
-    """Index of its first query among the step's tokens."""
+    """Index of the row's first query among the step's tokens."""
     length: int
     """Number of queries."""
     end: int
-    """Upper bound of its sequence length."""
+    """Upper bound of the row's sequence length."""
     num_others: int
     """Number of leading queries that attend to all tokens before them."""
 

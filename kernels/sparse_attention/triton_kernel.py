@@ -30,7 +30,7 @@ from kernels.tiles import cdiv, next_power_of_2
 _SCORED_KEYS = 64
 """Keys per program that computes scores."""
 _SCORED_QUERIES = 32
-"""Maximum queries per program that computes scores."""
+"""Maximum number of queries per program that computes scores."""
 
 
 @implements(store_index_keys, "triton")

@@ -1,4 +1,5 @@
-"""Step inputs: writes to the tables on the device, and gathers of a step's tokens and pages.
+"""Step inputs: ops that write to the tables on the device, and that gather a step's tokens and
+pages.
 
 The references wait for the device, so they are only used to test kernels on CUDA.
 """

@@ -38,8 +38,8 @@ def apply_token_bitmask(
 
 
 def _penalty(bitmask: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Addends 0 or -inf of the bits, fp32 [M, vocab]; the bytes of a word are in little-endian
-    order."""
+    """Values to add to logits, 0 or -inf by their bits: fp32 [M, vocab]. The bytes of a word are in
+    little-endian order."""
     octets = bitmask.view(torch.uint8)
     if not bitmask.is_cuda:
         # A lookup table by byte is 3 to 18 times as fast as booleans and masked_fill_, whose

@@ -42,7 +42,9 @@ class AdapterRoutes:
         model, name = self._model(body.model), body.lora_name
         owner = self._gateway.owner(name)
         if owner is not None and (owner is not model or name in model.route.names):
-            raise bad_request(f"{name} is the name of another model", "lora_name")
+            raise bad_request(
+                f"{name} is the name of another model: use another lora_name", "lora_name"
+            )
         await model.adapters.load(
             name, body.lora_path, model.adapter_checks(), replace=body.load_inplace
         )

@@ -551,7 +551,7 @@ def _templated(
     if truncation.maximum <= num_kept:
         raise ValueError(
             f"the model's prompt and the query have {num_kept} tokens, which leaves no room for "
-            "the document: increase it or shorten the query"
+            "the document: increase the limit, or shorten the query"
         )
     body = tokenizer.encode(pair.head + pair.document, add_special_tokens=False)
     return [*body[: truncation.maximum - len(tail)], *tail]

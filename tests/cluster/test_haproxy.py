@@ -213,7 +213,7 @@ async def test_only_haproxy_names_a_gateway_s_clients(
 
 def test_a_wrong_address_of_a_proxy_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TRUSTED_PROXIES_VARIABLE, "10.0.0.1,ingress")
-    with pytest.raises(ValueError, match=f"{TRUSTED_PROXIES_VARIABLE}: 'ingress'"):
+    with pytest.raises(ValueError, match=rf"{TRUSTED_PROXIES_VARIABLE} \('ingress'"):
         trusted_proxies()
 
 

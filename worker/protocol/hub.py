@@ -74,8 +74,8 @@ def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ())
         kind = Unavailable if hub_may_heal(error.__cause__ or error) else ValueError
         raise kind(
             f"{repository} is neither a local folder nor in the Hub cache, and the Hub cannot be "
-            f"reached (is HF_HUB_OFFLINE set?): download it first or use a local folder: "
-            f"{_in_one_line(error.__cause__ or error)}"
+            f"reached ({_in_one_line(error.__cause__ or error)}): unset HF_HUB_OFFLINE if it is "
+            "set, download the model first, or use a local folder"
         ) from error
     except Exception as error:
         kind = Unavailable if hub_may_heal(error) else ValueError

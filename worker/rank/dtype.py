@@ -100,7 +100,7 @@ def resolve_cache_dtype(
             return None
         needed, found = (".".join(map(str, pair)) for pair in (FP8_CAPABILITY, capability))
         raise ValueError(
-            f"--kv-cache-dtype {config.cache.kv_cache_dtype} needs a GPU of compute capability "
+            f"--kv-cache-dtype {config.cache.kv_cache_dtype} needs a GPU with compute capability "
             f"{needed} "
             f"or higher (L4, L40S, H100 or later), but this GPU has {found}: use auto"
         )

@@ -120,7 +120,8 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
         )
     if 0 < config.scheduling.max_num_batched_tokens < 2 * size:
         raise ValueError(
-            f"--max-num-batched-tokens must be at least {2 * size}, two blocks of this model"
+            f"--max-num-batched-tokens must be at least {2 * size}, two blocks of this model, got "
+            f"{config.scheduling.max_num_batched_tokens}"
         )
     if config.dllm.algorithm == "JointThresholdInDel" and model.edit_token_ids is None:
         raise ValueError(
@@ -165,7 +166,9 @@ def check_pooling(config: EngineConfig, model: ModelConfig) -> None:
         if is_set:
             raise ValueError(f"{option} is not supported for pooling models: remove it")
     if model.block_size > 1:
-        raise ValueError("--task embed and score are not supported for block-diffusion models")
+        raise ValueError(
+            "--task embed and score are not supported for block-diffusion models: use another model"
+        )
 
 
 def check_windows(

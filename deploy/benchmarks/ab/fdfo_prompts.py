@@ -79,7 +79,10 @@ def replayed_requests(
         ValueError: a number of rounds exceeds the block size.
     """
     if max(rounds_of_blocks) > block_size:
-        raise ValueError(f"--replay-rounds: blocks of this model take at most {block_size} rounds")
+        raise ValueError(
+            f"--replay-rounds must be at most {block_size} rounds, the block size of this model, "
+            f"got {max(rounds_of_blocks)}"
+        )
     rng = np.random.default_rng(0)
     weights = np.array(list(rounds_of_blocks.values()), dtype=float)
     rounds = rng.choice(list(rounds_of_blocks), size=count, p=weights / weights.sum()).tolist()

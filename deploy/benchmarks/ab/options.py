@@ -46,11 +46,13 @@ class OverlapOptions(Comparison):
     def __post_init__(self) -> None:
         if self.pairs < 1 or self.steps < 5 or self.input_len < 1:
             raise ValueError(
-                "--pairs must be at least 1, --steps at least 5, --input-len at least 1"
+                "--pairs must be at least 1, --steps at least 5, --input-len at least 1, got "
+                f"{self.pairs}, {self.steps} and {self.input_len}"
             )
         if not self.running or min(self.running) < 1:
             raise ValueError(
-                "--running must be a list of numbers of at least 1, for example 1,8,32"
+                "--running must be a list of numbers of at least 1, such as 1,8,32, got "
+                f"{list(self.running)}"
             )
 
 
@@ -76,7 +78,10 @@ class AdmissionOptions(Comparison):
     def __post_init__(self) -> None:
         sizes = (self.pairs, self.base_len, self.output_len, self.budget)
         if min(sizes) < 1 or self.num_prompts < 4:
-            raise ValueError("sizes must be at least 1, and --num-prompts at least 4")
+            raise ValueError(
+                "--pairs, --base-len, --output-len and --budget must be at least 1, and "
+                f"--num-prompts at least 4, got {', '.join(map(str, sizes))} and {self.num_prompts}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +130,7 @@ class SpeculativeOptions(Comparison):
                 "--speculative-method none disables drafts: choose ngram, draft, mtp or eagle3"
             )
         if self.turn_s < 0.0:
-            raise ValueError("--turn-seconds must not be negative")
+            raise ValueError(f"--turn-seconds must not be negative, got {self.turn_s}")
         if self.pairs < 1 or self.per_stream < 1 or not self.running or min(self.running) < 1:
             raise ValueError("--pairs, --per-stream and all of --running must be at least 1")
         unknown = [kind for kind in self.kinds if kind not in SPECULATIVE_KINDS]
@@ -182,9 +187,16 @@ class FdfoOptions(Comparison):
         if not self.running or min(counts) < 1:
             raise ValueError("--pairs, --repeats, --running and --max-tokens must be at least 1")
         if not self.kinds or not set(self.kinds) <= set(FDFO_KINDS):
-            raise ValueError(f"--kinds: choose from {', '.join(FDFO_KINDS)}")
+            raise ValueError(
+                f"--kinds must be one or more of {', '.join(FDFO_KINDS)}, got "
+                f"{', '.join(self.kinds) or 'none'}"
+            )
         if self.long_prompt_blocks < 5 or self.num_long < 1 or self.num_questions < 0:
-            raise ValueError("--long-prompt-blocks must be at least 5, and --num-long at least 1")
+            raise ValueError(
+                "--long-prompt-blocks must be at least 5, --num-long at least 1, and "
+                f"--num-questions at least 0, got {self.long_prompt_blocks}, {self.num_long} and "
+                f"{self.num_questions}"
+            )
         rounds_of_blocks(self.replay_rounds)
 
 
@@ -202,5 +214,5 @@ def rounds_of_blocks(text: str) -> dict[int, int]:
             f"invalid --replay-rounds {text!r}: the format is ROUNDS:BLOCKS,..."
         ) from error
     if any(rounds < 1 or blocks < 1 for rounds, blocks in found.items()):
-        raise ValueError("--replay-rounds must contain numbers of at least 1")
+        raise ValueError(f"--replay-rounds must contain numbers of at least 1, got {text}")
     return found

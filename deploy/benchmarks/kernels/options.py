@@ -28,11 +28,13 @@ class KernelOptions:
 
     def __post_init__(self) -> None:
         if self.context < 0:
-            raise ValueError("--context must not be negative")
+            raise ValueError(f"--context must not be negative, got {self.context}")
         if not self.seconds > 0.0:
-            raise ValueError("--seconds must be positive")
+            raise ValueError(f"--seconds must be positive, got {self.seconds}")
         if min(self.rows, default=1) < 1:
-            raise ValueError("--rows must be a list of numbers of at least 1, for example 1,32")
+            raise ValueError(
+                f"--rows must be a list of numbers of at least 1, such as 1,32, got {self.rows}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +62,10 @@ class RooflineOptions:
 
     def __post_init__(self) -> None:
         if self.turns < 1 or self.steps < 1 or self.input_len < 1:
-            raise ValueError("--turns, --steps and --input-len must be at least 1")
+            raise ValueError(
+                "--turns, --steps and --input-len must be at least 1, got "
+                f"{self.turns}, {self.steps} and {self.input_len}"
+            )
         if not self.models or not self.running or min(self.running) < 1:
             raise ValueError(
                 "--running must be a list of numbers of at least 1, for example 1,32,128"

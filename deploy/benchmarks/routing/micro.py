@@ -67,7 +67,10 @@ class MicroOptions:
 
     def __post_init__(self) -> None:
         if self.blocks < self.workers * _CONVERSATION:
-            raise ValueError(f"--blocks must be at least {_CONVERSATION} per worker")
+            raise ValueError(
+                f"--blocks must be at least {self.workers * _CONVERSATION} ({_CONVERSATION} per "
+                f"worker), got {self.blocks}"
+            )
 
 
 def run_router_micro(options: MicroOptions) -> Result:

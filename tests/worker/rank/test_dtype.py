@@ -197,7 +197,7 @@ def test_a_cache_is_fp8_if_requested_or_specified(
 
 def test_gpus_below_8_9_have_no_fp8_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    with pytest.raises(ValueError, match=r"needs a GPU of compute capability 8\.9 .* has 8\.6"):
+    with pytest.raises(ValueError, match=r"needs a GPU with compute capability 8\.9 .* has 8\.6"):
         cache_dtype((8, 6), {"kv_cache_dtype": "fp8"}, True)
 
 

@@ -82,7 +82,7 @@ class RobertaConfig(BertConfig):
         if self.max_position_embeddings <= self.first_position:
             raise ValueError(
                 f"max_position_embeddings {self.max_position_embeddings} in config.json must be "
-                f"more than pad_token_id + 1, {self.first_position}: fix it"
+                f"greater than pad_token_id + 1 ({self.first_position}): fix it"
             )
         self.max_position_embeddings -= self.first_position
 

@@ -94,7 +94,7 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
     raw = _read_json(folder)
     kind = raw.get("peft_type")
     if kind != "LORA":
-        raise ValueError(f"peft_type {kind!r} in {CONFIG_NAME} is not supported: only LORA is")
+        raise ValueError(f"peft_type {kind!r} in {CONFIG_NAME} is not supported: use LORA")
     if raw.get("bias", "none") != "none":
         raise ValueError(f"bias {raw['bias']!r} in {CONFIG_NAME} is not supported: {_REMEDY}")
     for key, value in raw.items():

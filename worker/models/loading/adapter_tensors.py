@@ -116,5 +116,5 @@ def shown(names: Collection[str], limit: int = 4) -> str:
 def _unsupported(name: str) -> str:
     return (
         f"tensor {name:.200} in {WEIGHTS_NAME} is not supported: only LoRA weights of linear "
-        "layers and embeddings are, without DoRA, modules_to_save and added tokens"
+        "layers and embeddings are supported, without DoRA, modules_to_save and added tokens"
     )

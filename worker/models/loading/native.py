@@ -124,7 +124,7 @@ def build_native(
     if options.required:
         raise ValueError(f"--cpu-backend native cannot run this model: {problem}")
     if group.rank == 0 and not model.config.is_bidirectional:  # encoders always run in torch
-        logger.warning("falling back to torch on CPU, several times slower: %s", problem)
+        logger.warning("falling back to torch on CPU, which is several times slower: %s", problem)
     return None
 
 

@@ -42,8 +42,8 @@ class Truncation:
         room = self.maximum - num_special
         if room < 1:
             raise ValueError(
-                f"special tokens take {num_special} of them, which leaves no room for text: set it "
-                f"to at least {num_special + 1}"
+                f"special tokens take {num_special} of these tokens, which leaves no room for "
+                f"text: set it to at least {num_special + 1}"
             )
         if first + second <= room:
             return list(range(len(sequences)))

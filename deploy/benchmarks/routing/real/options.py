@@ -56,10 +56,14 @@ class RealOptions:
             )
         if self.num_workers < 2:
             raise ValueError(
-                "--num-workers must be at least 2, so that there are routing decisions"
+                "--num-workers must be at least 2, so that there are routing decisions, got "
+                f"{self.num_workers}"
             )
         if self.rounds < 1 or self.pace <= 0.0 or self.scale <= 0.0:
-            raise ValueError("--rounds must be at least 1, and --pace and --scale above 0")
+            raise ValueError(
+                "--rounds must be at least 1, and --pace and --scale above 0, got "
+                f"{self.rounds}, {self.pace} and {self.scale}"
+            )
 
     @property
     def shape(self) -> FleetShape:
