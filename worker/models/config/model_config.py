@@ -97,7 +97,7 @@ class ModelConfig:
     max_model_len: int
     """Maximum sequence length for which the model is computed exactly."""
     max_model_len_reason: str
-    """Keys of config.json from which `max_model_len` is derived, for messages."""
+    """Keys of the checkpoint's files from which `max_model_len` is derived, for messages."""
     eos_token_ids: tuple[int, ...]
     dtype: str | None = None
     """Data type of the stored weights, if config.json has it."""
@@ -164,6 +164,9 @@ class ModelConfig:
         block_size, mask_token_id = family.block_diffusion()
         canvas = _canvas(family, folder)
         limit, reason = _length_limit(family, rope, windows if block_size > 1 else (), canvas)
+        length = None if pooler is None else pooler.max_seq_length
+        if length is not None and length < limit:
+            limit, reason = length, f"max_seq_length {length} of sentence-transformers"
         return cls(
             architecture=family.architecture,
             folder=folder,
