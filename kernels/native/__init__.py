@@ -16,7 +16,7 @@ from kernels.native.decoder import (
 )
 from kernels.native.drafts import DraftTables, NativeDrafter, NativeDrafts
 from kernels.native.head import HeadTensors, NativeHead
-from kernels.native.lora import LORA_TYPES, NativeLora
+from kernels.native.lora import LORA_TYPES, NativeLora, StepAdapters, TokenGroups
 from kernels.native.precision import bf16_speedup, has_bf16_products
 from kernels.native.sampler import apply_bitmask_native, sample_native
 from kernels.native.weight_cache import cached_memory
@@ -35,6 +35,8 @@ __all__ = [
     "NativeHead",
     "NativeLora",
     "NativeUnavailable",
+    "StepAdapters",
+    "TokenGroups",
     "WeightMemory",
     "apply_bitmask_native",
     "bf16_speedup",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from kernels.native.library import (
     StepRows,
     library,
 )
+from kernels.native.lora import NativeLora, StepAdapters
 from kernels.native.weight_memory import CountedMemory, WeightMemory
 
 _VECTOR = 16
@@ -28,10 +29,11 @@ _VECTOR = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearTensors:
-    """A weight [out, in] and its bias [out]; None if there is no bias."""
+    """A weight [out, in], its bias [out], and its LoRA adapters; None if there are none."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    lora: NativeLora | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +129,7 @@ class NativeDecoder:
         assert model.unsupported(page_size) is None, "unsupported models are rejected earlier"
         self.library = library()
         """The compiled library."""
-        self._kept: list[torch.Tensor] = []
+        self._kept: list[torch.Tensor | NativeLora] = []
         self._memory = memory or WeightMemory()
         self._threads = (num_threads, ms_per_thread)
         self._all_reduce = all_reduce
@@ -158,6 +160,7 @@ class NativeDecoder:
         token_pool: torch.Tensor,
         page_table: torch.Tensor,
         logits_indices: torch.Tensor | None = None,
+        adapters: StepAdapters | None = None,
     ) -> torch.Tensor:
         """Hidden states after the final norm, fp32 [T, hidden] of a step's tokens, or [S, hidden]
         of `logits_indices`.
@@ -168,6 +171,7 @@ class NativeDecoder:
             page_table: int32 [slots, pages]: page ids of each request.
             logits_indices: int64 [S], contiguous, ascending: tokens whose hidden states are needed;
                 None for all. For other tokens, the last layer only computes keys and values.
+            adapters: tokens that have a LoRA adapter; None if no token has one.
 
         Raises:
             Exception: the exception that `all_reduce` raised.
@@ -182,6 +186,9 @@ class NativeDecoder:
             *((None, -1) if logits_indices is None else (logits_indices.data_ptr(), num_tokens)),
             None,
         )  # fmt: skip
+        if adapters is not None:
+            step.adapters = adapters.all.described()
+            step.logits_adapters = adapters.selected.described()
         done = self.library.rayfleet_forward(self._handle, ctypes.byref(step), hidden.data_ptr())
         if not done:
             assert self._error is not None
@@ -283,21 +290,26 @@ class NativeDecoder:
             return torch.stack(vectors, dim=1).flatten(0, 2)
 
         bias = gate_up.bias
-        return LinearTensors(weight=pair(gate_up.weight), bias=None if bias is None else pair(bias))
+        return replace(
+            gate_up, weight=pair(gate_up.weight), bias=None if bias is None else pair(bias)
+        )
 
     def _padded_down(self, down: LinearTensors) -> LinearTensors:
         """Pads the columns of the down projection with zeros, for the padding of gate and up."""
         missing = self._inner_size - down.weight.shape[1]
         if not missing:
             return down
-        weight = torch.nn.functional.pad(down.weight, (0, missing))
-        return LinearTensors(weight=weight, bias=down.bias)
+        return replace(down, weight=torch.nn.functional.pad(down.weight, (0, missing)))
 
     def pack_linear(self, linear: LinearTensors) -> LinearWeight:
         """A packed weight, which is kept alive as long as the decoder."""
         n, k = linear.weight.shape
         packed = pack_weight(linear.weight, self._memory)
-        return LinearWeight(self._keep(packed), self.copy_floats(linear.bias), n, k)
+        weight = LinearWeight(self._keep(packed), self.copy_floats(linear.bias), n, k)
+        if linear.lora is not None:
+            self._kept.append(linear.lora)
+            weight.lora = ctypes.pointer(linear.lora.tensors)
+        return weight
 
     def copy_floats(self, values: torch.Tensor | None) -> int | None:
         """Address of an fp32 copy, which is kept alive as long as the decoder; None if `values` is

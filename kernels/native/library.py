@@ -14,10 +14,38 @@ Reduce = ctypes.CFUNCTYPE(ctypes.c_int32, _PTR, _I64)
 the step."""
 
 
-class LinearWeight(ctypes.Structure):
-    """A packed weight [n, k] and its bias."""
+class LoraTensors(ctypes.Structure):
+    """Adapters of a linear layer; mirrors `LoraWeights` of src/lora.h."""
 
-    _fields_ = (("packed", _PTR), ("bias", _PTR), ("n", _I64), ("k", _I64))
+    _fields_ = (
+        *((name, _PTR) for name in ("a", "b", "ranks", "parts")),
+        *((name, _I64) for name in ("num_in", "num_out", "rank", "num_projections", "num_parts")),
+    )
+
+
+class LoraTokens(ctypes.Structure):
+    """Tokens of a step that have an adapter; mirrors src/lora.h."""
+
+    _fields_ = (("tokens", _PTR), ("groups", _PTR), ("num_groups", _I64))
+
+
+class LoraStep(ctypes.Structure):
+    """A call for a single layer; mirrors src/lora.h."""
+
+    _fields_ = (
+        ("weights", ctypes.POINTER(LoraTensors)),
+        ("tokens", LoraTokens),
+        *(("out", _PTR), ("x", _PTR), ("num_threads", _I64)),
+    )
+
+
+class LinearWeight(ctypes.Structure):
+    """A packed weight [n, k], its bias, and its adapters."""
+
+    _fields_ = (
+        *(("packed", _PTR), ("bias", _PTR), ("n", _I64), ("k", _I64)),
+        ("lora", ctypes.POINTER(LoraTensors)),
+    )
 
 
 class LayerWeights(ctypes.Structure):
@@ -61,6 +89,8 @@ class StepRows(ctypes.Structure):
         ("logits_indices", _PTR),
         ("num_logits", _I64),
         ("inputs", _PTR),
+        ("adapters", LoraTokens),
+        ("logits_adapters", LoraTokens),
     )
 
 
@@ -83,17 +113,6 @@ class SamplingColumns(ctypes.Structure):
         ("greedy_below", _F32),
         *((name, _PTR) for name in ("seeds", "positions", "temperature")),
         *((name, _PTR) for name in ("top_k", "top_p", "log_min_p")),
-    )
-
-
-class LoraStep(ctypes.Structure):
-    """Adapters of a layer, and tensors of a step; mirrors src/lora.h."""
-
-    _fields_ = (
-        *((name, _PTR) for name in ("a", "b", "ranks", "parts")),
-        *((name, _I64) for name in ("num_in", "num_out", "rank", "num_projections", "num_parts")),
-        *((name, _PTR) for name in ("out", "x", "tokens", "groups")),
-        *((name, _I64) for name in ("num_groups", "num_threads")),
     )
 
 

@@ -308,9 +308,10 @@ class ModelRunner:
         """Hidden states [S, hidden] of `batch.logits_indices`, or [T, hidden] of all tokens."""
         if batch.staged is None:
             assert self.model.native is not None, "only the compiled library needs no arrays"
-            tables, logits_indices = self._tables, batch.logits_indices
+            tables, adapters, indices = self._tables, batch.adapters, batch.logits_indices
             return self.model.native.forward(
-                batch.rows, tables.token_pool, tables.page_table, logits_indices
+                *(batch.rows, tables.token_pool, tables.page_table, indices),
+                adapters=None if adapters is None else adapters.on_host(indices),
             )
         states = self._states
         inputs = gather_inputs(

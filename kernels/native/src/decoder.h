@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "buffer.h"
 #include "linear.h"
+#include "lora.h"
 #include "pace.h"
 #include "rows.h"
 #include "team.h"
@@ -20,6 +21,7 @@ struct LinearWeight {
   const void* packed;
   const float* bias;  // null if there is none
   int64_t n, k;
+  const LoraWeights* lora;  // null if there are no adapters
 };
 
 struct LayerWeights {
@@ -59,6 +61,8 @@ struct StepRows {
   const int64_t* logits_indices;
   int64_t num_logits;  // -1 for all
   const float* inputs;  // [tokens, hidden_size]: inputs of the first layer; null for embeddings
+  // Tokens with adapters among all tokens, and among logits_indices.
+  LoraTokens adapters, logits_adapters;
 };
 
 template <typename W>
@@ -108,6 +112,13 @@ class Decoder {
   struct Token {
     int32_t id;
     int64_t page, offset;
+  };
+
+  // Tokens that have a LoRA adapter.
+  struct Adapters {
+    const int64_t* tokens = nullptr;
+    std::vector<LoraChunk> chunks;
+    explicit operator bool() const { return !chunks.empty(); }
   };
 
   // Minimum work of a long step of a small model, in units of the work that justifies one more
@@ -168,6 +179,8 @@ class Decoder {
     const int64_t count = (int64_t)tokens_.size();
     logits_indices_ = step.logits_indices;
     inputs_ = step.inputs;
+    adapters_ = {step.adapters.tokens, lora_chunks(step.adapters)};
+    logits_adapters_ = {step.logits_adapters.tokens, lora_chunks(step.logits_adapters)};
     num_logits_ = step.num_logits < count ? step.num_logits : -1;
     const int64_t widest = std::max(model_.hidden_size, model_.num_heads * model_.head_dim);
     residual_.reserve(count * model_.hidden_size);
@@ -177,6 +190,7 @@ class Decoder {
     queries_.reserve(count * model_.num_heads * Operand<W>::length(model_.head_dim));
     operand_.reserve(count * row_stride<W>(widest));
     inner_.reserve(count * row_stride<W>(model_.intermediate_size));
+    if (adapters_) gate_up_.reserve(count * 2 * model_.intermediate_size);
     row_.resize(team_.size());
     for (auto& row : row_) row.reserve(model_.hidden_size);
   }
@@ -191,6 +205,7 @@ class Decoder {
     int64_t count = (int64_t)tokens_.size();
     const int64_t size = model_.hidden_size;
     const std::vector<Span>* spans = &spans_;
+    const Adapters* adapters = &adapters_;
     embed(id, count);
     if (!inputs_ && !reduce(id, residual_, count)) return;
     for (int64_t i = 0; i < model_.num_layers; ++i) {
@@ -204,11 +219,14 @@ class Decoder {
         count = num_logits_;
         if (!count) return;
         spans = &logits_spans_;
+        adapters = &logits_adapters_;
         keep_only_read(id);
         multiply(id, columns(layer.qkv, 0, query_size()), count, operand_.data(), qkv_sink(0));
+        add_adapters(id, *adapters, layer.qkv, operand_.data(), qkv_sink(0), 0, query_size());
         share_tokens(id, count, [&](int64_t t) { place_queries(layer, t); });
       } else {
         multiply(id, layer.qkv, count, operand_.data(), qkv_sink(0));
+        add_adapters(id, *adapters, layer.qkv, operand_.data(), qkv_sink(0), 0, qkv_size());
         share_tokens(id, count, [&](int64_t t) {
           place_queries(layer, t);
           place_keys(layer, t);
@@ -224,13 +242,13 @@ class Decoder {
         convert_attended(span, kv_head);
       };
       team_.share(id, (int64_t)spans->size() * model_.num_kv_heads, attend_item, 1, true);
-      if (!multiply_and_reduce(id, layer.output, count, operand_.data())) return;
+      if (!multiply_and_reduce(id, *adapters, layer.output, count, operand_.data())) return;
       share_tokens(id, count, [&](int64_t t) {
         add_row(residual(t), &block_[t * size], size);
         normalise(id, t, layer.post_attention_norm);
       });
-      multiply(id, layer.gate_up, count, operand_.data(), Gated<W>{inner_.data()});
-      if (!multiply_and_reduce(id, layer.down, count, inner_.data())) return;
+      multiply_gated(id, *adapters, layer.gate_up, count);
+      if (!multiply_and_reduce(id, *adapters, layer.down, count, inner_.data())) return;
     }
     share_tokens(id, count, [&](int64_t t) {
       add_row(residual(t), &block_[t * size], size);
@@ -257,6 +275,7 @@ class Decoder {
     const int64_t first = query_size() / kBlock * kBlock;
     multiply(id, columns(layer.qkv, first, qkv_size() - first), count, operand_.data(),
              qkv_sink(first));
+    add_adapters(id, adapters_, layer.qkv, operand_.data(), qkv_sink(0), query_size(), qkv_size());
     share_tokens(id, count, [&](int64_t t) { place_keys(layer, t); });
   }
 
@@ -329,10 +348,40 @@ class Decoder {
     });
   }
 
+  // Gate and up projections and the activation, into inner_.
+  void multiply_gated(int id, const Adapters& adapters, const LinearWeight& weight, int64_t rows) {
+    if (!adapters || !weight.lora)
+      return multiply(id, weight, rows, operand_.data(), Gated<W>{inner_.data()});
+    const Floats sink{gate_up_.data(), weight.n};
+    multiply(id, weight, rows, operand_.data(), sink);
+    add_adapters(id, adapters, weight, operand_.data(), sink, 0, weight.lora->num_out, true);
+    share_tokens(id, rows, [&](int64_t t) {
+      const float* from = &gate_up_[t * weight.n];
+      W* to = (W*)(inner_.data() + t * row_stride<W>(weight.n / 2));
+      for (int64_t i = 0; i < weight.n / 2; i += kLanes)
+        store_any(to + i, gated(load(from + 2 * i), load(from + 2 * i + kLanes)));
+    });
+  }
+
+  // Adds the output features [first, end) of the tokens' adapters to those of a matmul.
+  void add_adapters(int id, const Adapters& adapters, const LinearWeight& weight,
+                    const Element* operand, const Floats& sink, int64_t first, int64_t end,
+                    bool is_paired = false) {
+    if (!adapters || !weight.lora) return;
+    const LoraRows<W, float> rows{
+        (const W*)operand, row_stride<W>(weight.k) * Operand<W>::kPer, sink.out, sink.stride,
+        first, end, is_paired};
+    LoraProduct<W, float> product(*weight.lora, rows, adapters.tokens);
+    team_.share(id, (int64_t)adapters.chunks.size(),
+                [&](int64_t i) { product.run(adapters.chunks[i]); });
+  }
+
   // A row-parallel matmul, summed over the ranks, into block_.
-  bool multiply_and_reduce(int id, const LinearWeight& weight, int64_t rows,
-                           const Element* operand) {
-    multiply(id, weight, rows, operand, Floats{block_.data(), weight.n});
+  bool multiply_and_reduce(int id, const Adapters& adapters, const LinearWeight& weight,
+                           int64_t rows, const Element* operand) {
+    const Floats sink{block_.data(), weight.n};
+    multiply(id, weight, rows, operand, sink);
+    add_adapters(id, adapters, weight, operand, sink, 0, weight.n);
     return reduce(id, block_, rows);
   }
 
@@ -350,7 +399,7 @@ class Decoder {
   // `count` columns of a weight, starting at `first`, the first column of a block.
   static LinearWeight columns(const LinearWeight& weight, int64_t first, int64_t count) {
     const W* packed = (const W*)weight.packed + first / kBlock * block_elements<W>(weight.k);
-    return {packed, weight.bias ? weight.bias + first : nullptr, count, weight.k};
+    return {packed, weight.bias ? weight.bias + first : nullptr, count, weight.k, nullptr};
   }
 
   Floats qkv_sink(int64_t first_column) { return {qkv_.data() + first_column, qkv_size()}; }
@@ -372,7 +421,9 @@ class Decoder {
   const int64_t* logits_indices_ = nullptr;
   const float* inputs_ = nullptr;  // inputs of the first layer; null for embeddings
   int64_t num_logits_ = -1;  // -1 for all
+  Adapters adapters_, logits_adapters_;  // the latter over logits_indices only
   Buffer<float> residual_, block_, qkv_, attended_;
+  Buffer<float> gate_up_;  // only used with adapters
   Buffer<Element> operand_, queries_, inner_;
   std::vector<Buffer<float>> row_;
   std::vector<Scratch<W>> scratch_;  // per thread

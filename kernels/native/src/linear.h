@@ -94,6 +94,11 @@ struct Floats {
   }
 };
 
+// The gated activation: silu(gate) * up.
+static RAYFLEET_INLINE F32 gated(F32 gate, F32 up) {
+  return gate / (splat(1.0f) + exponential(-gate)) * up;
+}
+
 // Sink for blocks of 16 columns of a gate and the matching 16 of the up projection: silu(gate) *
 // up, as elements for the next matmul, n / 2 per row.
 template <typename W>
@@ -108,7 +113,7 @@ struct Gated {
       up = up + load(weight.bias + block * kBlock + kLanes);
     }
     W* to = (W*)(out + row * row_stride<W>(weight.n / 2)) + block * kLanes;
-    store_any(to, gate / (splat(1.0f) + exponential(-gate)) * up);
+    store_any(to, gated(gate, up));
   }
 
   amx::Sums place(int64_t, int64_t, const Weight<W>&) const { return {nullptr, 0}; }

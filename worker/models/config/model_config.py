@@ -163,10 +163,8 @@ class ModelConfig:
         windows, biases = family.windows(), family.biases()
         block_size, mask_token_id = family.block_diffusion()
         canvas = _canvas(family, folder)
-        limit, reason = _length_limit(family, rope, windows if block_size > 1 else (), canvas)
-        length = None if pooler is None else pooler.max_seq_length
-        if length is not None and length < limit:
-            limit, reason = length, f"max_seq_length {length} of sentence-transformers"
+        limited = windows if block_size > 1 else ()
+        limit, reason = _length_limit(family, rope, limited, canvas, pooler)
         return cls(
             architecture=family.architecture,
             folder=folder,
@@ -424,6 +422,7 @@ def _length_limit(
     rope: RopeConfig,
     windows: tuple[int | None, ...],
     canvas: CanvasConfig | None,
+    pooler: PoolerConfig | None,
 ) -> tuple[int, str]:
     """Maximum sequence length for which the model is computed exactly, and the keys from which it
     is derived.
@@ -437,6 +436,7 @@ def _length_limit(
             counts positions after scaling.
         windows: windows per layer, if windows are not implemented for this family; otherwise empty.
         canvas: the canvas, whose positions follow the sequence; None if there is none.
+        pooler: how hidden states become a vector; None for a model that generates text.
     """
     limit = family.max_position_embeddings
     reason = f"max_position_embeddings {limit}, rope kind {rope.kind}"
@@ -452,6 +452,9 @@ def _length_limit(
                 name,
             )
             limit, reason = span, f"{name}, which equals full attention up to that length"
+    length = None if pooler is None else pooler.max_seq_length
+    if length is not None and length < limit:
+        return length, f"max_seq_length {length} of sentence-transformers"
     if canvas is not None:
         return limit - canvas.length, f"{reason}, minus a canvas of {canvas.length}"
     return limit, reason

@@ -205,7 +205,11 @@ def _layer_tensors(layer: LlamaLayer, rank: int, is_loaded: bool) -> LayerTensor
 
     def tensors(linear: ColumnParallelLinear | RowParallelLinear, has_bias: bool) -> LinearTensors:
         weight = linear.weight.dense() if is_loaded else linear.shape_of_weight()
-        return LinearTensors(weight=weight, bias=linear.bias if has_bias else None)
+        return LinearTensors(
+            weight=weight,
+            bias=linear.bias if has_bias else None,
+            lora=None if linear.lora is None else linear.lora.weights.native,
+        )
 
     return LayerTensors(
         qkv=tensors(attention.qkv, True),
