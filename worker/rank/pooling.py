@@ -156,12 +156,13 @@ class Pooler:
                     )
                 )
             first_token += row.length
-        if self._states is not None:
+        if self._info.pooling_type == "mean" or not rows:  # without rows, a memory-profiling step
             return PooledRows(rows=rows, logits_indices=None)
-        if not rows:
-            return PooledRows(rows=(), logits_indices=None)  # a memory-profiling step
-        last = [row.first_token + row.length - 1 for row in rows if row.is_last]
-        indices = to_device(torch.tensor(last, dtype=torch.int64), self._device)
+        if self._info.pooling_type == "cls":
+            tokens = [row.first_token for row in rows if row.is_first]
+        else:
+            tokens = [row.first_token + row.length - 1 for row in rows if row.is_last]
+        indices = to_device(torch.tensor(tokens, dtype=torch.int64), self._device)
         return PooledRows(rows=rows, logits_indices=indices)
 
     def pool(self, hidden: torch.Tensor, step: PooledRows) -> PooledVectors | None:
@@ -172,9 +173,13 @@ class Pooler:
             step: the step's rows.
         """
         last = [row for row in step.rows if row.is_last]
-        if self._states is not None:
+        if self._info.pooling_type == "mean":
             for row in step.rows:
                 self._add(row, hidden[row.first_token : row.first_token + row.length])
+        elif self._states is not None:
+            first = [row.slot for row in step.rows if row.is_first]
+            slots = to_device(torch.tensor(first, dtype=torch.int64), self._device)
+            self._states.index_copy_(0, slots, hidden.double())
         if not last:
             return None
         pooled = hidden.double() if self._states is None else self._finished(self._states, last)
@@ -202,13 +207,9 @@ class Pooler:
         return to_device(torch.from_numpy(np.concatenate(types).astype(np.int64)), self._device)
 
     def _add(self, row: _Row, hidden: torch.Tensor) -> None:
-        """Adds a row's hidden states [length, hidden] to the state of its slot."""
-        assert self._states is not None, "only the last token is pooled"
+        """Adds a row's hidden states [length, hidden] to the sum of its slot."""
+        assert self._states is not None, "means need sums"
         state = self._states[row.slot]
-        if self._info.pooling_type == "cls":
-            if row.is_first:
-                state.copy_(hidden[0])
-            return
         if row.is_first:
             state.zero_()
         state += (hidden.double() * 2.0**_FRACTION_BITS).round().long().sum(dim=0)
