@@ -212,7 +212,7 @@ class ModelRunner:
             pooled = None
             if self._pooler is not None:
                 pooled = self._pooler.prepare(plan)
-                batch = batch and replace(batch, logits_indices=pooled.logits_indices)
+                batch = batch and self._pooler.select(batch, pooled)
             prepared = time.monotonic()
             if slot is not None:
                 slot.prepared.record()
