@@ -106,6 +106,44 @@ class HeadWeights(ctypes.Structure):
     )
 
 
+class NormWeight(ctypes.Structure):
+    """Weight and bias of a LayerNorm; mirrors src/encoder.h, as do the following three."""
+
+    _fields_ = (("weight", _PTR), ("bias", _PTR))
+
+
+class EncoderLayer(ctypes.Structure):
+    """Weights of one encoder layer."""
+
+    _fields_ = (
+        *((name, LinearWeight) for name in ("qkv", "output", "up", "down")),
+        *((name, NormWeight) for name in ("after_attention", "after_mlp")),
+    )
+
+
+class EncoderWeights(ctypes.Structure):
+    """Weights and sizes of an encoder."""
+
+    _fields_ = (
+        *((name, _I64) for name in ("is_bf16", "hidden_size", "intermediate_size", "num_heads")),
+        *((name, _I64) for name in ("head_dim", "num_layers")),
+        *((name, _F32) for name in ("eps", "scale")),
+        *((name, _PTR) for name in ("words", "positions", "types")),
+        ("first_position", _I64),
+        ("norm", NormWeight),
+        ("layers", ctypes.POINTER(EncoderLayer)),
+    )
+
+
+class EncoderStep(ctypes.Structure):
+    """Texts of one step."""
+
+    _fields_ = (
+        *(("num_texts", _I64), ("rows", _PTR), ("token_pool", _PTR), ("token_stride", _I64)),
+        *(("types", _PTR), ("logits_indices", _PTR), ("num_logits", _I64)),
+    )
+
+
 class SamplingColumns(ctypes.Structure):
     """Sampling parameters of all rows of the logits; None for a filter that no row uses."""
 
@@ -156,6 +194,9 @@ def library() -> ctypes.CDLL:
         "destroy": (None, [_PTR]),
         "forward": (ctypes.c_int32, [_PTR, ctypes.POINTER(StepRows), _PTR]),
         "logits": (None, [_PTR, _PTR, _I64, _PTR]),
+        "create_encoder": (_PTR, [ctypes.POINTER(EncoderWeights), _I64, ctypes.c_double]),
+        "destroy_encoder": (None, [_PTR]),
+        "encode": (None, [_PTR, ctypes.POINTER(EncoderStep), _PTR]),
         "draft": (None, [_PTR, ctypes.POINTER(StepRows), ctypes.POINTER(Drafting)]),
         "create_head": (
             _PTR,

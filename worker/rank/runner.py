@@ -306,9 +306,12 @@ class ModelRunner:
 
     def run_model(self, batch: Batch) -> torch.Tensor:
         """Hidden states [S, hidden] of `batch.logits_indices`, or [T, hidden] of all tokens."""
+        tables, adapters, indices = self._tables, batch.adapters, batch.logits_indices
+        if self.model.encoder is not None:
+            types = None if self._pooler is None else self._pooler.token_types(batch.rows)
+            return self.model.encoder.forward(batch.rows, tables.token_pool, types, indices)
         if batch.staged is None:
             assert self.model.native is not None, "only the compiled library needs no arrays"
-            tables, adapters, indices = self._tables, batch.adapters, batch.logits_indices
             return self.model.native.forward(
                 *(batch.rows, tables.token_pool, tables.page_table, indices),
                 adapters=None if adapters is None else adapters.on_host(indices),
@@ -501,7 +504,8 @@ class ModelRunner:
                 *(config, self.model, head, self._tables),
                 *(self._kv_caches, self._layout, self._head_attention),
             )
-        self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
+        is_native = self.model.native is not None or self.model.encoder is not None
+        self._builder = BatchBuilder(self._tables, is_native=is_native)
         self._blocks = self._create_blocks()
 
     def _create_blocks(self) -> BlockDecoder | CanvasDecoder | None:

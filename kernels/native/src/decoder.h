@@ -8,22 +8,13 @@
 
 #include "attention.h"
 #include "buffer.h"
-#include "linear.h"
-#include "lora.h"
+#include "matmuls.h"
 #include "pace.h"
 #include "rows.h"
-#include "team.h"
 
 namespace rayfleet {
 
 // These structs are mirrored in library.py, field by field.
-struct LinearWeight {
-  const void* packed;
-  const float* bias;  // null if there is none
-  int64_t n, k;
-  const LoraWeights* lora;  // null if there are no adapters
-};
-
 struct LayerWeights {
   // gate_up's rows: 16 of the gate, the 16 matching ones of the up projection, and so on.
   LinearWeight qkv, output, gate_up, down;
@@ -66,16 +57,15 @@ struct StepRows {
 };
 
 template <typename W>
-class Decoder {
+class Decoder : Matmuls<W> {
  public:
   typedef typename Operand<W>::Element Element;
 
   Decoder(const ModelWeights& model, Team& team, double ms_per_thread)
-      : model_(model),
-        ms_per_thread_(ms_per_thread),
+      : Matmuls<W>(team, ms_per_thread),
+        model_(model),
         heads_{model.num_heads, model.num_kv_heads, model.head_dim,
                model.page_size, model.block_size,   model.scale},
-        team_(team),
         scratch_(team.size()) {}
 
   // Normalized hidden states of logits_indices, [tokens, hidden]. False if a reduction failed.
@@ -109,6 +99,15 @@ class Decoder {
   }
 
  private:
+  using Matmuls<W>::columns;
+  using Matmuls<W>::expected_ms;
+  using Matmuls<W>::is_large;
+  using Matmuls<W>::ms_per_thread_;
+  using Matmuls<W>::multiply;
+  using Matmuls<W>::share_tokens;
+  using Matmuls<W>::team_;
+  using Matmuls<W>::threads_for;
+
   struct Token {
     int32_t id;
     int64_t page, offset;
@@ -127,27 +126,6 @@ class Decoder {
 
   // Number of tokens per work item of attention.
   static constexpr int64_t kSpanTokens = 16;
-
-  // Work of one thread, for `rows` rows times a number of weights.
-  static double expected_ms(int64_t rows, int64_t weights) {
-    constexpr double kProductsPerMs = sizeof(W) == 2 ? 200e6 : 100e6;
-    return std::max(rows * (double)weights / kProductsPerMs, reading_ms(weights));
-  }
-
-  static double reading_ms(int64_t weights) {
-    constexpr double kBytesPerMs = 30e6;
-    return weights * (double)sizeof(W) / kBytesPerMs;
-  }
-
-  bool is_large(int64_t weights) const { return reading_ms(weights) >= ms_per_thread_; }
-
-  // Short steps leave cores to the scheduler and the frontend. A small model leaves one core even
-  // in long steps, unless measurements show a gain from using it: its phases are short, and a
-  // thread that waits for its core delays all others in each of them.
-  int threads_for(double ms, int64_t weights) const {
-    const int most = is_large(weights) ? team_.size() : std::max(1, team_.size() - 1);
-    return (int)std::min((double)most, std::ceil(ms / ms_per_thread_));
-  }
 
   int64_t layer_weights() const {
     return model_.hidden_size * (qkv_size() + model_.num_heads * model_.head_dim +
@@ -333,21 +311,6 @@ class Decoder {
     convert_row(row, model_.hidden_size, operand(t, model_.hidden_size));
   }
 
-  template <typename Item>
-  void share_tokens(int id, int64_t count, Item&& item) {
-    constexpr int64_t kAtATime = 8;  // computing an item takes little longer than claiming it
-    team_.share(id, count, item, kAtATime);
-  }
-
-  template <typename Sink>
-  void multiply(int id, const LinearWeight& weight, int64_t rows, const Element* operand,
-                const Sink& sink) {
-    const Items items = items_of<W>(rows, weight.n, team_.size());
-    team_.share(id, items.count(), [&](int64_t item) {
-      linear_item<W>(item, items, operand, rows, typed(weight), sink);
-    });
-  }
-
   // Gate and up projections and the activation, into inner_.
   void multiply_gated(int id, const Adapters& adapters, const LinearWeight& weight, int64_t rows) {
     if (!adapters || !weight.lora)
@@ -392,16 +355,6 @@ class Decoder {
     return !failed_;
   }
 
-  static Weight<W> typed(const LinearWeight& weight) {
-    return {(const W*)weight.packed, weight.bias, weight.n, weight.k};
-  }
-
-  // `count` columns of a weight, starting at `first`, the first column of a block.
-  static LinearWeight columns(const LinearWeight& weight, int64_t first, int64_t count) {
-    const W* packed = (const W*)weight.packed + first / kBlock * block_elements<W>(weight.k);
-    return {packed, weight.bias ? weight.bias + first : nullptr, count, weight.k, nullptr};
-  }
-
   Floats qkv_sink(int64_t first_column) { return {qkv_.data() + first_column, qkv_size()}; }
 
   int64_t query_size() const { return model_.num_heads * model_.head_dim; }
@@ -412,9 +365,7 @@ class Decoder {
   Element* operand(int64_t t, int64_t size) { return &operand_[t * row_stride<W>(size)]; }
 
   const ModelWeights model_;
-  const double ms_per_thread_;
   const Heads heads_;
-  Team& team_;
   std::vector<Token> tokens_;
   std::vector<int64_t> positions_;  // by token
   std::vector<Span> spans_, logits_spans_;  // the latter over logits_indices only
