@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "operand.h"
 #include "simd.h"
 
 namespace rayfleet {
@@ -59,7 +60,7 @@ struct LoraRows {
   int64_t x_stride;
   Out* out;
   int64_t out_stride;
-  int64_t first, end;  // output features to compute; parts are inside or outside
+  int64_t first, end;  // output features to compute
   bool is_paired;      // whether vectors of both halves of the output features alternate in `out`
 };
 
@@ -107,19 +108,18 @@ class LoraProduct {
     }
     for (int64_t i = 0; i < w_.num_parts; ++i) {
       const int64_t* part = w_.parts + 3 * i;
-      if (part[0] < rows_.first || part[0] >= rows_.end) continue;
+      const int64_t begin = std::max(part[0], rows_.first), end = std::min(part[1], rows_.end);
+      if (begin >= end) continue;
       int64_t rank = 0;
       for (; rank + kRanks <= num_ranks_; rank += kRanks) shrink<COUNT, kRanks>(x, part[2], rank);
       for (; rank < num_ranks_; ++rank) shrink<COUNT, 1>(x, part[2], rank);
+      const int64_t middle = w_.num_out / 2;  // no part of paired features begins within a half
       if (!rows_.is_paired) {
-        expand_all<COUNT>(out, {part[0], part[1], part[0], 1});
-        continue;
+        expand_all<COUNT>(out, {begin, end, begin, 1});
+      } else {
+        if (begin < middle) expand_all<COUNT>(out, {begin, std::min(end, middle), 0, 2});
+        if (end > middle) expand_all<COUNT>(out, {std::max(begin, middle), end, kLanes, 2});
       }
-      const int64_t middle = w_.num_out / 2;
-      if (part[0] < middle)
-        expand_all<COUNT>(out, {part[0], std::min(part[1], middle), 0, 2});
-      if (part[1] > middle)
-        expand_all<COUNT>(out, {std::max(part[0], middle), part[1], kLanes, 2});
     }
   }
 
@@ -141,6 +141,15 @@ class LoraProduct {
     for (auto& row : sums)
       for (F32& sum : row) sum = splat(0.0f);
     int64_t k = 0;
+    if constexpr (sizeof(T) == 2)
+      for (; k + 2 * kLanes <= w_.num_in; k += 2 * kLanes) {
+        U32 weights[RANKS];
+        for (int r = 0; r < RANKS; ++r) weights[r] = load_as<U32>(a + r * w_.num_in + k);
+        for (int t = 0; t < COUNT; ++t) {
+          const U32 values = load_as<U32>(x[t] + k);
+          for (int r = 0; r < RANKS; ++r) sums[t][r] = add_products(sums[t][r], values, weights[r]);
+        }
+      }
     for (; k + kLanes <= w_.num_in; k += kLanes) {
       F32 weights[RANKS];
       for (int r = 0; r < RANKS; ++r) weights[r] = load_any(a + r * w_.num_in + k);
