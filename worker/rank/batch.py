@@ -124,8 +124,8 @@ class Batch:
     adapters: AdapterRows | None = None
     """LoRA adapters of the tokens; None if no token has one."""
     selected_adapters: Tensors | None = None
-    """Adapters of the sampled tokens, as in `staged`; None if none has any, a graph samples or the
-    compiled CPU library runs the model."""
+    """Adapters of the sampled or pooled tokens, as in `staged`; None if none has any, if a graph
+    samples, or if the compiled CPU library runs the model."""
     signal: torch.Tensor | None = None
     """[C, hidden]: self-conditioning signal of the last rows if they are canvases, or None."""
 

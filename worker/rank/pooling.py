@@ -176,7 +176,7 @@ class Pooler:
         if self._info.pooling_type == "mean":
             for row in step.rows:
                 self._add(row, hidden[row.first_token : row.first_token + row.length])
-        elif self._states is not None:
+        elif self._states is not None and step.tokens is not None:
             first = [row.slot for row in step.rows if row.is_first]
             slots = to_device(torch.tensor(first, dtype=torch.int64), self._device)
             self._states.index_copy_(0, slots, hidden.double())

@@ -114,6 +114,20 @@ def test_eight_adapters_in_a_batch_equal_merged_weights_and_each_alone(
     assert len({str(mine[-1].tokens) for mine in [*batch, plain]}) == 1 + len(RANKS)
 
 
+def test_bf16_in_the_compiled_library(
+    base: Path, adapters: list[Path], runner: ModelRunner
+) -> None:
+    own = make_runner(str(base), dtype="bfloat16", cpu_backend="native", **LORA, **OPTIONS)
+    load_adapters(own, adapters)
+    for adapter in (1, 5, 8):
+        found, expected = requests(0, adapter, 1)[0], requests(0, adapter, 1)[0]
+        generate(own, [found])
+        generate(runner, [expected])
+        # Later tokens may differ.
+        cosine = torch.cosine_similarity(found.logits[0], expected.logits[0], dim=0)
+        assert cosine > 0.999
+
+
 def test_cached_prefixes_and_chunks_change_no_bit(runner: ModelRunner) -> None:
     rng = np.random.default_rng(3)
     prompt = rng.integers(0, VOCAB_SIZE, 70).tolist()
