@@ -499,19 +499,24 @@ class EngineConfig:
                 "--cpu-backend native does not support --speculative-method eagle3: use auto, or "
                 "ngram, draft or mtp"
             )
-        if self.execution.cpu_backend == "native" and self.lora is not None:
+        if self.execution.cpu_backend == "native" and self.adapts_vocabulary:
             raise ValueError(
-                "--cpu-backend native does not support --enable-lora: use auto, or remove "
-                "--enable-lora"
+                "--cpu-backend native does not support --enable-lora-embeddings: use auto, or "
+                "remove --enable-lora-embeddings"
             )
 
     @property
+    def adapts_vocabulary(self) -> bool:
+        """Whether the embedding and the LM head may have LoRA adapters."""
+        return self.lora is not None and self.lora.embeddings
+
+    @property
     def cpu_steps(self) -> CPUBackend:
-        """Backend for steps on CPU; torch if an attention backend, an FP8 cache, LoRA or an EAGLE-3
-        head is set."""
+        """Backend for steps on CPU; torch if an attention backend, an FP8 cache, LoRA for the
+        embedding or an EAGLE-3 head is set."""
         needs_torch = (
             *(self.execution.attention_backend != "auto", self.cache.is_fp8),
-            *(self.lora is not None, bool(self.head_checkpoint)),
+            *(self.adapts_vocabulary, bool(self.head_checkpoint)),
         )
         return "torch" if any(needs_torch) else self.execution.cpu_backend
 

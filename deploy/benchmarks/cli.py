@@ -13,8 +13,10 @@ from cluster.bench.command import command_adder, run_command
 from cluster.bench.report import Result
 from cluster.cli.options import add_option_groups, add_options, given_options
 from cluster.cli.parser import CommandParser
+from cluster.config import find_demo_model
 from deploy.benchmarks.ab.commands import add_ab_commands
 from deploy.benchmarks.kernels.options import KernelOptions, RooflineOptions
+from deploy.benchmarks.lora_options import LoraOptions
 from deploy.benchmarks.routing.flags import add_router_flags, run_router
 from deploy.benchmarks.scenarios.flags import add_scenarios_command
 from worker.config import EngineConfig
@@ -39,6 +41,7 @@ def add_commands(commands: Subparsers) -> None:
     add_ab_commands(add)
     add_options(add("kernels", "each op relative to the device's peak", _kernels), KernelOptions)
     _add_roofline_flags(add("roofline", "decode steps relative to memory bandwidth", _roofline))
+    _add_lora_flags(add("lora", "CPU time of steps with LoRA relative to a server without", _lora))
     add_scenarios_command(add)
     summary = "compare routing policies, or measure the cost of a decision"
     add_router_flags(add("router", summary, run_router))
@@ -62,3 +65,19 @@ def _roofline(args: argparse.Namespace) -> Result:
     given = given_options(args, RooflineOptions)
     engine = EngineConfig.of(model="", **given_options(args, EngineConfig))
     return run_roofline(RooflineOptions(**given, engine=engine))
+
+
+def _add_lora_flags(parser: argparse.ArgumentParser) -> None:
+    set_here = ("device", "cpu_threads", "max_num_seqs", "kv_cache_tokens")
+    adapters = ("enable_lora", "lora_modules", "max_loras", "max_cpu_loras")
+    add_option_groups(parser, "engine", EngineConfig, exclude=("model", *set_here, *adapters))
+    parser.add_argument("--model", help="checkpoint folder; default: the demo model")
+    add_options(parser, LoraOptions)
+
+
+def _lora(args: argparse.Namespace) -> Result:
+    from deploy.benchmarks.lora import run_lora
+
+    given = {"max_loras": 1, **given_options(args, EngineConfig), "enable_lora": True}
+    engine = EngineConfig.of(**{**given, "model": args.model or find_demo_model()})
+    return run_lora(LoraOptions(**given_options(args, LoraOptions), engine=engine))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.native import NativeLora
+from kernels.native import NativeLora, TokenGroups
 
 TILE_TOKENS = 16
 """Number of tokens per tile: the minimum rows of a `tl.dot`."""
@@ -136,16 +136,6 @@ def padded_rank(rank: int) -> int:
     return -(-rank // RANK_STEP) * RANK_STEP
 
 
-class TokenGroups(NamedTuple):
-    """Tokens of a step by adapter, on the host."""
-
-    tokens: torch.Tensor
-    """int64 [n]: indices of the tokens, one adapter after another."""
-    table: torch.Tensor
-    """int64 [adapters, 3]: 1-based slot of each adapter, and start and end of its tokens in
-    `tokens`."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraTiles:
     """Tokens of a step that have an adapter, in tiles of one adapter each."""
@@ -205,9 +195,7 @@ def tile_arrays(
         adapters: [T]: slot of each token's adapter; 0 for tokens without one.
         num_tiles: number of tiles, the last of which may be unused; 0 for as many as needed.
     """
-    order = np.argsort(adapters, kind="stable")
-    order = order[np.searchsorted(adapters[order], 1) :]  # tokens without an adapter come first
-    slots, firsts, counts = np.unique(adapters[order], return_index=True, return_counts=True)
+    order, slots, firsts, counts = _by_adapter(adapters)
     tiles_of = -(-counts // TILE_TOKENS)
     num_used = int(tiles_of.sum())
     num_tiles = num_tiles or num_used
@@ -219,3 +207,23 @@ def tile_arrays(
     tile_slots = np.zeros(num_tiles, dtype=np.int32)
     tile_slots[:num_used] = np.repeat(slots, tiles_of)
     return {"slots": tile_slots, "tokens": tokens}
+
+
+def host_groups(adapters: npt.NDArray[np.int32]) -> TokenGroups:
+    """The tokens that have an adapter; `adapters` [T] is the slot of each token's, or 0."""
+    order, slots, firsts, counts = _by_adapter(adapters)
+    table = np.stack((slots.astype(np.int64), firsts, firsts + counts), axis=1)
+    return TokenGroups(torch.from_numpy(order), torch.from_numpy(table))
+
+
+def _by_adapter(
+    adapters: npt.NDArray[np.int32],
+) -> tuple[
+    npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]
+]:
+    """Indices of the tokens that have an adapter, one adapter after another; slots of the adapters,
+    and the first and the number of the indices of each."""
+    order = np.argsort(adapters, kind="stable")
+    order = order[np.searchsorted(adapters[order], 1) :]  # tokens without an adapter come first
+    slots, firsts, counts = np.unique(adapters[order], return_index=True, return_counts=True)
+    return order, slots, firsts, counts

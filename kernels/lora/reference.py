@@ -29,7 +29,7 @@ def add_lora_(
     """
     groups = tiles.groups or token_groups(tiles.slots, tiles.tokens)
     if weights.native is not None:
-        weights.native.add_(out, x, groups.tokens, groups.table)
+        weights.native.add_(out, x, groups)
         return out
     for slot, first, end in groups.table.tolist():
         _add(out, x, weights, slot - 1, groups.tokens[first:end])

@@ -9,14 +9,20 @@ Without a compiler, the engine falls back to torch, against which the library is
 from kernels.native.build import NativeUnavailable, build_library
 from kernels.native.decoder import (
     LayerTensors,
-    LinearTensors,
     ModelTensors,
     NativeDecoder,
     packed_bytes,
 )
 from kernels.native.drafts import DraftTables, NativeDrafter, NativeDrafts
+from kernels.native.encoder import (
+    EncoderLayerTensors,
+    EncoderTensors,
+    NativeEncoder,
+    NormTensors,
+)
 from kernels.native.head import HeadTensors, NativeHead
-from kernels.native.lora import LORA_TYPES, NativeLora
+from kernels.native.lora import LORA_TYPES, NativeLora, StepAdapters, TokenGroups
+from kernels.native.packing import LinearTensors
 from kernels.native.precision import bf16_speedup, has_bf16_products
 from kernels.native.sampler import apply_bitmask_native, sample_native
 from kernels.native.weight_cache import cached_memory
@@ -25,6 +31,8 @@ from kernels.native.weight_memory import WeightMemory
 __all__ = [
     "LORA_TYPES",
     "DraftTables",
+    "EncoderLayerTensors",
+    "EncoderTensors",
     "HeadTensors",
     "LayerTensors",
     "LinearTensors",
@@ -32,9 +40,13 @@ __all__ = [
     "NativeDecoder",
     "NativeDrafter",
     "NativeDrafts",
+    "NativeEncoder",
     "NativeHead",
     "NativeLora",
     "NativeUnavailable",
+    "NormTensors",
+    "StepAdapters",
+    "TokenGroups",
     "WeightMemory",
     "apply_bitmask_native",
     "bf16_speedup",

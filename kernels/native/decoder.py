@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,24 +14,17 @@ from kernels.native.library import (
     Drafting,
     HeadWeights,
     LayerWeights,
-    LinearWeight,
     ModelWeights,
     Reduce,
     StepRows,
     library,
 )
+from kernels.native.lora import StepAdapters
+from kernels.native.packing import LinearTensors, PackedTensors
 from kernels.native.weight_memory import CountedMemory, WeightMemory
 
 _VECTOR = 16
 """Number of floats per vector; sizes must be multiples of it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinearTensors:
-    """A weight [out, in] and its bias [out]; None if there is no bias."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,8 +120,8 @@ class NativeDecoder:
         assert model.unsupported(page_size) is None, "unsupported models are rejected earlier"
         self.library = library()
         """The compiled library."""
-        self._kept: list[torch.Tensor] = []
-        self._memory = memory or WeightMemory()
+        self.packed = PackedTensors(memory)
+        """Packed weights, which are kept alive as long as the decoder."""
         self._threads = (num_threads, ms_per_thread)
         self._all_reduce = all_reduce
         self._error: BaseException | None = None
@@ -158,6 +151,7 @@ class NativeDecoder:
         token_pool: torch.Tensor,
         page_table: torch.Tensor,
         logits_indices: torch.Tensor | None = None,
+        adapters: StepAdapters | None = None,
     ) -> torch.Tensor:
         """Hidden states after the final norm, fp32 [T, hidden] of a step's tokens, or [S, hidden]
         of `logits_indices`.
@@ -168,6 +162,7 @@ class NativeDecoder:
             page_table: int32 [slots, pages]: page ids of each request.
             logits_indices: int64 [S], contiguous, ascending: tokens whose hidden states are needed;
                 None for all. For other tokens, the last layer only computes keys and values.
+            adapters: tokens that have a LoRA adapter; None if no token has one.
 
         Raises:
             Exception: the exception that `all_reduce` raised.
@@ -182,6 +177,9 @@ class NativeDecoder:
             *((None, -1) if logits_indices is None else (logits_indices.data_ptr(), num_tokens)),
             None,
         )  # fmt: skip
+        if adapters is not None:
+            step.adapters = adapters.all.described()
+            step.logits_adapters = adapters.selected.described()
         done = self.library.rayfleet_forward(self._handle, ctypes.byref(step), hidden.data_ptr())
         if not done:
             assert self._error is not None
@@ -250,10 +248,10 @@ class NativeDecoder:
             vocab_end=model.vocab_start + model.embedding.shape[0],
             eps=model.eps,
             scale=model.scale,
-            cos_sin=self._keep(model.cos_sin.float().contiguous()),
-            embedding=self._copy(model.embedding),
-            final_norm=self.copy_floats(model.final_norm),
-            lm_head=self.pack_linear(LinearTensors(weight=model.lm_head, bias=None)),
+            cos_sin=self.packed.keep(model.cos_sin.float().contiguous()),
+            embedding=self.packed.copy(model.embedding),
+            final_norm=self.packed.floats(model.final_norm),
+            lm_head=self.packed.linear(LinearTensors(weight=model.lm_head, bias=None)),
             layers=self._layers,
             reduce=self._reduce,
         )
@@ -261,14 +259,14 @@ class NativeDecoder:
     def pack_layer(self, layer: LayerTensors) -> LayerWeights:
         """A layer with packed weights, which are kept alive as long as the decoder."""
         return LayerWeights(
-            qkv=self.pack_linear(layer.qkv),
-            output=self.pack_linear(layer.output),
-            gate_up=self.pack_linear(self._paired_gate_up(layer.gate_up)),
-            down=self.pack_linear(self._padded_down(layer.down)),
-            input_norm=self.copy_floats(layer.input_norm),
-            post_attention_norm=self.copy_floats(layer.post_attention_norm),
-            q_norm=self.copy_floats(layer.q_norm),
-            k_norm=self.copy_floats(layer.k_norm),
+            qkv=self.packed.linear(layer.qkv),
+            output=self.packed.linear(layer.output),
+            gate_up=self.packed.linear(self._paired_gate_up(layer.gate_up)),
+            down=self.packed.linear(self._padded_down(layer.down)),
+            input_norm=self.packed.floats(layer.input_norm),
+            post_attention_norm=self.packed.floats(layer.post_attention_norm),
+            q_norm=self.packed.floats(layer.q_norm),
+            k_norm=self.packed.floats(layer.k_norm),
         )
 
     def _paired_gate_up(self, gate_up: LinearTensors) -> LinearTensors:
@@ -283,38 +281,16 @@ class NativeDecoder:
             return torch.stack(vectors, dim=1).flatten(0, 2)
 
         bias = gate_up.bias
-        return LinearTensors(weight=pair(gate_up.weight), bias=None if bias is None else pair(bias))
+        return replace(
+            gate_up, weight=pair(gate_up.weight), bias=None if bias is None else pair(bias)
+        )
 
     def _padded_down(self, down: LinearTensors) -> LinearTensors:
         """Pads the columns of the down projection with zeros, for the padding of gate and up."""
         missing = self._inner_size - down.weight.shape[1]
         if not missing:
             return down
-        weight = torch.nn.functional.pad(down.weight, (0, missing))
-        return LinearTensors(weight=weight, bias=down.bias)
-
-    def pack_linear(self, linear: LinearTensors) -> LinearWeight:
-        """A packed weight, which is kept alive as long as the decoder."""
-        n, k = linear.weight.shape
-        packed = pack_weight(linear.weight, self._memory)
-        return LinearWeight(self._keep(packed), self.copy_floats(linear.bias), n, k)
-
-    def copy_floats(self, values: torch.Tensor | None) -> int | None:
-        """Address of an fp32 copy, which is kept alive as long as the decoder; None if `values` is
-        None."""
-        return None if values is None else self._copy(values, torch.float32)
-
-    def _copy(self, values: torch.Tensor, dtype: torch.dtype | None = None) -> int:
-        """Address of a copy, in `dtype` if given."""
-        copy = self._memory.take(values.numel(), dtype=dtype or values.dtype)
-        if not self._memory.is_filled:
-            copy.view(values.shape).copy_(values)
-        return self._keep(copy)
-
-    def _keep(self, tensor: torch.Tensor) -> int:
-        """Address of a tensor, which is kept alive as long as the decoder."""
-        self._kept.append(tensor)
-        return tensor.data_ptr()
+        return replace(down, weight=torch.nn.functional.pad(down.weight, (0, missing)))
 
 
 def packed_bytes(model: ModelTensors, page_size: int) -> int:
@@ -326,27 +302,3 @@ def packed_bytes(model: ModelTensors, page_size: int) -> int:
     memory = CountedMemory()
     NativeDecoder(model, page_size=page_size, num_threads=1, memory=memory)
     return memory.num_bytes
-
-
-def pack_weight(weight: torch.Tensor, memory: WeightMemory | None = None) -> torch.Tensor:
-    """Packs a weight [N, K] in the library's blocked layout: a flat tensor of the same type."""
-    compiled, (n, k) = library(), weight.shape
-    memory, is_bf16 = memory or WeightMemory(), weight.dtype == torch.bfloat16
-    packed = memory.take(compiled.rayfleet_packed_elements(is_bf16, n, k), dtype=weight.dtype)
-    if not memory.is_filled:
-        source = weight.contiguous()
-        compiled.rayfleet_pack(is_bf16, source.data_ptr(), n, k, packed.data_ptr())
-    return packed
-
-
-def multiply(x: torch.Tensor, packed: torch.Tensor, n: int) -> torch.Tensor:
-    """Multiplies x, fp32 [T, K], by a transposed packed weight [N, K] on one thread: fp32
-    [T, N]."""
-    rows, k = x.shape
-    source, out = x.contiguous(), torch.empty(rows, n)
-    weight = LinearWeight(packed.data_ptr(), None, n, k)
-    is_bf16 = packed.dtype == torch.bfloat16
-    library().rayfleet_linear(
-        is_bf16, source.data_ptr(), rows, ctypes.byref(weight), out.data_ptr()
-    )
-    return out

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.native.decoder import LayerTensors, LinearTensors, NativeDecoder
+from kernels.native.decoder import LayerTensors, NativeDecoder
 from kernels.native.library import Drafting, HeadWeights, LayerWeights, ModelWeights, StepRows
+from kernels.native.packing import LinearTensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,13 +43,13 @@ class NativeHead:
         self._model = model
         self._layers = (LayerWeights * 1)(model.pack_layer(head.layer))
         self._weights = HeadWeights(
-            embedding_norm=model.copy_floats(head.embedding_norm),
-            hidden_norm=model.copy_floats(head.hidden_norm),
-            projection=model.pack_linear(LinearTensors(weight=head.projection, bias=None)),
+            embedding_norm=model.packed.floats(head.embedding_norm),
+            hidden_norm=model.packed.floats(head.hidden_norm),
+            projection=model.packed.linear(LinearTensors(weight=head.projection, bias=None)),
             hidden_first=head.hidden_first,
             zeroes_first=head.zeroes_first,
         )
-        self._final_norm = model.copy_floats(head.final_norm)
+        self._final_norm = model.packed.floats(head.final_norm)
         self.hidden_size = len(head.final_norm)
         self._handle: int | None = None
         self._outputs = torch.empty(0)

@@ -14,10 +14,38 @@ Reduce = ctypes.CFUNCTYPE(ctypes.c_int32, _PTR, _I64)
 the step."""
 
 
-class LinearWeight(ctypes.Structure):
-    """A packed weight [n, k] and its bias."""
+class LoraTensors(ctypes.Structure):
+    """Adapters of a linear layer; mirrors `LoraWeights` of src/lora.h."""
 
-    _fields_ = (("packed", _PTR), ("bias", _PTR), ("n", _I64), ("k", _I64))
+    _fields_ = (
+        *((name, _PTR) for name in ("a", "b", "ranks", "parts")),
+        *((name, _I64) for name in ("num_in", "num_out", "rank", "num_projections", "num_parts")),
+    )
+
+
+class LoraTokens(ctypes.Structure):
+    """Tokens of a step that have an adapter; mirrors src/lora.h."""
+
+    _fields_ = (("tokens", _PTR), ("groups", _PTR), ("num_groups", _I64))
+
+
+class LoraStep(ctypes.Structure):
+    """A call for a single layer; mirrors src/lora.h."""
+
+    _fields_ = (
+        ("weights", ctypes.POINTER(LoraTensors)),
+        ("tokens", LoraTokens),
+        *(("out", _PTR), ("x", _PTR), ("num_threads", _I64)),
+    )
+
+
+class LinearWeight(ctypes.Structure):
+    """A packed weight [n, k], its bias, and its adapters."""
+
+    _fields_ = (
+        *(("packed", _PTR), ("bias", _PTR), ("n", _I64), ("k", _I64)),
+        ("lora", ctypes.POINTER(LoraTensors)),
+    )
 
 
 class LayerWeights(ctypes.Structure):
@@ -61,6 +89,8 @@ class StepRows(ctypes.Structure):
         ("logits_indices", _PTR),
         ("num_logits", _I64),
         ("inputs", _PTR),
+        ("adapters", LoraTokens),
+        ("logits_adapters", LoraTokens),
     )
 
 
@@ -76,6 +106,44 @@ class HeadWeights(ctypes.Structure):
     )
 
 
+class NormWeight(ctypes.Structure):
+    """Weight and bias of a LayerNorm; mirrors src/encoder.h, as do the following three."""
+
+    _fields_ = (("weight", _PTR), ("bias", _PTR))
+
+
+class EncoderLayer(ctypes.Structure):
+    """Weights of one encoder layer."""
+
+    _fields_ = (
+        *((name, LinearWeight) for name in ("qkv", "output", "up", "down")),
+        *((name, NormWeight) for name in ("after_attention", "after_mlp")),
+    )
+
+
+class EncoderWeights(ctypes.Structure):
+    """Weights and sizes of an encoder."""
+
+    _fields_ = (
+        *((name, _I64) for name in ("is_bf16", "hidden_size", "intermediate_size", "num_heads")),
+        *((name, _I64) for name in ("head_dim", "num_layers")),
+        *((name, _F32) for name in ("eps", "scale")),
+        *((name, _PTR) for name in ("words", "positions", "types")),
+        ("first_position", _I64),
+        ("norm", NormWeight),
+        ("layers", ctypes.POINTER(EncoderLayer)),
+    )
+
+
+class EncoderStep(ctypes.Structure):
+    """Texts of one step."""
+
+    _fields_ = (
+        *(("num_texts", _I64), ("rows", _PTR), ("token_pool", _PTR), ("token_stride", _I64)),
+        *(("types", _PTR), ("logits_indices", _PTR), ("num_logits", _I64)),
+    )
+
+
 class SamplingColumns(ctypes.Structure):
     """Sampling parameters of all rows of the logits; None for a filter that no row uses."""
 
@@ -83,17 +151,6 @@ class SamplingColumns(ctypes.Structure):
         ("greedy_below", _F32),
         *((name, _PTR) for name in ("seeds", "positions", "temperature")),
         *((name, _PTR) for name in ("top_k", "top_p", "log_min_p")),
-    )
-
-
-class LoraStep(ctypes.Structure):
-    """Adapters of a layer, and tensors of a step; mirrors src/lora.h."""
-
-    _fields_ = (
-        *((name, _PTR) for name in ("a", "b", "ranks", "parts")),
-        *((name, _I64) for name in ("num_in", "num_out", "rank", "num_projections", "num_parts")),
-        *((name, _PTR) for name in ("out", "x", "tokens", "groups")),
-        *((name, _I64) for name in ("num_groups", "num_threads")),
     )
 
 
@@ -137,6 +194,9 @@ def library() -> ctypes.CDLL:
         "destroy": (None, [_PTR]),
         "forward": (ctypes.c_int32, [_PTR, ctypes.POINTER(StepRows), _PTR]),
         "logits": (None, [_PTR, _PTR, _I64, _PTR]),
+        "create_encoder": (_PTR, [ctypes.POINTER(EncoderWeights), _I64, ctypes.c_double]),
+        "destroy_encoder": (None, [_PTR]),
+        "encode": (None, [_PTR, ctypes.POINTER(EncoderStep), _PTR]),
         "draft": (None, [_PTR, ctypes.POINTER(StepRows), ctypes.POINTER(Drafting)]),
         "create_head": (
             _PTR,

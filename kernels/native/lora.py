@@ -5,13 +5,36 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from kernels.native.library import LoraStep, library
+from kernels.native.library import LoraStep, LoraTensors, LoraTokens, library
 
 LORA_TYPES = (torch.float32, torch.bfloat16)
 """Data types that the library supports."""
+
+
+class TokenGroups(NamedTuple):
+    """Tokens of a step by adapter, on the host."""
+
+    tokens: torch.Tensor
+    """int64 [n]: indices of the tokens, one adapter after another."""
+    table: torch.Tensor
+    """int64 [adapters, 3]: 1-based slot, first of its `tokens`, end."""
+
+    def described(self) -> LoraTokens:
+        """The groups in the form that the library reads."""
+        return LoraTokens(self.tokens.data_ptr(), self.table.data_ptr(), len(self.table))
+
+
+class StepAdapters(NamedTuple):
+    """Tokens of a step that have an adapter."""
+
+    all: TokenGroups
+    """Indices among all tokens."""
+    selected: TokenGroups
+    """Indices among the tokens whose hidden states are needed."""
 
 
 class NativeLora:
@@ -30,30 +53,27 @@ class NativeLora:
         """int64 [slots]: number of leading ranks of A and B that are not zero."""
         self._kept = a, b, self.ranks, torch.tensor(parts, dtype=torch.int64)
         self._is_bf16 = a.dtype == torch.bfloat16
-        self._step = LoraStep(
+        self.tensors = LoraTensors(
             *(tensor.data_ptr() for tensor in self._kept),
             *(a.shape[2], b.shape[2], b.shape[1], a.shape[1] // b.shape[1], len(parts)),
         )
+        """The adapters in the form that the library reads; valid as long as this object."""
+        self._step = LoraStep(ctypes.pointer(self.tensors))
         self._step.num_threads = torch.get_num_threads()
         self._reference = ctypes.byref(self._step)
         self._run = library().rayfleet_add_lora
 
-    def add_(
-        self, out: torch.Tensor, x: torch.Tensor, tokens: torch.Tensor, groups: torch.Tensor
-    ) -> None:
+    def add_(self, out: torch.Tensor, x: torch.Tensor, groups: TokenGroups) -> None:
         """Adds B (A x) to the output of the layer, in place. Sums are in fp32, and bitwise
         independent of the other tokens.
 
         Args:
             out: [T, out], contiguous: output of the layer.
             x: [T, in], contiguous: input of the layer.
-            tokens: int64 [n]: rows of `out` and `x`, one adapter after another.
-            groups: int64 [adapters, 3]: 1-based slot of each adapter, and start and end of its
-                tokens in `tokens`.
+            groups: rows of `out` and `x`, by adapter.
         """
         assert out.is_contiguous(), "tokens are rows"
         assert x.is_contiguous(), "tokens are rows"
         step = self._step
-        step.out, step.x, step.tokens = out.data_ptr(), x.data_ptr(), tokens.data_ptr()
-        step.groups, step.num_groups = groups.data_ptr(), len(groups)
+        step.out, step.x, step.tokens = out.data_ptr(), x.data_ptr(), groups.described()
         self._run(self._is_bf16, self._reference)

@@ -18,7 +18,7 @@ import torch
 
 from kernels.linear import onednn
 from kernels.native.build import MAX_CPU_ISA, build_library, cache_folder, processor
-from kernels.native.decoder import multiply, pack_weight
+from kernels.native.packing import multiply, pack_weight
 
 Multiplier = Literal["native", "torch"]
 """Matmul implementations: the compiled library, or torch with oneDNN."""

@@ -202,7 +202,10 @@ def test_adapters_are_given_as_pairs_or_json() -> None:
         ({"max_loras": 0}, "at least 1"),
         ({"max_lora_rank": 513}, r"in \[1, 512\]"),
         ({"max_loras": 4, "max_cpu_loras": 3}, r"--max-cpu-loras \(3\)"),
-        ({"cpu_backend": "native"}, "--cpu-backend native does not support --enable-lora"),
+        (
+            {"enable_lora_embeddings": True, "cpu_backend": "native"},
+            "--cpu-backend native does not support --enable-lora-embeddings",
+        ),
     ],
 )
 def test_wrong_adapter_options_are_rejected(options: dict[str, Any], message: str) -> None:

@@ -21,8 +21,8 @@ from kernels.native import (
     build,
     build_library,
 )
-from kernels.native.decoder import multiply, pack_weight
 from kernels.native.library import library
+from kernels.native.packing import multiply, pack_weight
 from tests.support.kernels.native_model import (
     DIM,
     HEADS,

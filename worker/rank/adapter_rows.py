@@ -6,8 +6,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from kernels.lora import LoraTiles, count_tiles, tile_arrays, tiles_of_one, token_groups
+from kernels.lora import (
+    LoraTiles,
+    count_tiles,
+    host_groups,
+    tile_arrays,
+    tiles_of_one,
+    token_groups,
+)
+from kernels.native import StepAdapters
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import IntArray, Tensors
 
@@ -31,6 +40,12 @@ class AdapterRows:
         """The same arrays for the tokens with these indices only; tokens are numbered in this
         order."""
         return _arrays(self._adapters[tokens], 0)
+
+    def on_host(self, logits_indices: torch.Tensor | None) -> StepAdapters:
+        """The adapters for the compiled CPU library; `logits_indices` are the tokens whose hidden
+        states are needed, None for all."""
+        tokens = slice(None) if logits_indices is None else logits_indices.numpy()
+        return StepAdapters(host_groups(self._adapters), host_groups(self._adapters[tokens]))
 
 
 def adapter_rows(

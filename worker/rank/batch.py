@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +41,9 @@ from worker.models.layers.context import (
 )
 from worker.models.layers.kv_cache import KVCacheGroup, KVCacheSpec
 from worker.plan.plan import Plan, StateStore
-from worker.rank.adapter_rows import adapter_rows
+from worker.rank.adapter_rows import AdapterRows, adapter_rows
 from worker.rank.canvas_rows import canvas_rows, num_known_rows
-from worker.rank.padding import pad_rows, split_blocks
+from worker.rank.padding import GraphSize, pad_rows, split_blocks
 from worker.rank.sampling.logprobs import PromptChunk
 from worker.rank.sampling.state import ProcessedRows, staged_parameters
 from worker.rank.state_rows import DraftRows, arrays_of_states
@@ -121,12 +121,18 @@ class Batch:
     logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
     returns; None for all T."""
-    has_adapters: bool = False
-    """Whether any token has a LoRA adapter."""
+    adapters: AdapterRows | None = None
+    """LoRA adapters of the tokens; None if no token has one."""
     selected_adapters: Tensors | None = None
-    """Adapters of the sampled tokens, as in `staged`; None if there are none or a graph samples."""
+    """Adapters of the sampled or pooled tokens, as in `staged`; None if none has any, if a graph
+    samples, or if the compiled CPU library runs the model."""
     signal: torch.Tensor | None = None
     """[C, hidden]: self-conditioning signal if the last rows are canvases; otherwise None."""
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether any token has a LoRA adapter."""
+        return self.adapters is not None
 
     @property
     def has_replay(self) -> bool:
@@ -181,7 +187,7 @@ class BatchBuilder:
         processed = None
         if tables.sampling.params and tables.block_size == 1:  # else BlockDecoder gathers them
             processed = tables.sampling.gather(table)
-        graph = _GraphSize(size, num_tokens)
+        graph = GraphSize(size, num_tokens)
         batch = _StagedBatch(
             *(tables, table, processed, graph, groups, self._is_native),
             stores=plan.state_stores,
@@ -201,18 +207,9 @@ class BatchBuilder:
         """A batch that only has dummy rows, to capture a graph of `size` rows; `num_tokens` as in
         `build`, `has_adapters` as in Batch."""
         groups, none = list[Arrays](), np.zeros((0, 4), dtype=np.int64)
-        graph = _GraphSize(size, num_tokens, has_adapters)
+        graph = GraphSize(size, num_tokens, has_adapters)
         batch = _StagedBatch(self._tables, none, None, graph, groups, self._is_native)
         return batch.finish(send(groups, self._uploader), None)
-
-
-class _GraphSize(NamedTuple):
-    """Size of a graph: `rows` is `Batch.size`, and `tokens` is `Batch.num_tokens`."""
-
-    rows: int | None
-    tokens: int
-    has_adapters: bool = False
-    """Whether the graph supports adapters even if no token has one."""
 
 
 class _StagedBatch:
@@ -234,7 +231,7 @@ class _StagedBatch:
         tables: DeviceTables,
         table: IntArray,
         processed: ProcessedRows | None,
-        graph: _GraphSize,
+        graph: GraphSize,
         groups: list[Arrays],
         is_native: bool,
         *,
@@ -287,7 +284,7 @@ class _StagedBatch:
             groups.append(self._sampling_arrays(*cells))
         self._selected_group = -1
         is_selected = size is None or (tables.adapts_logits and not self._is_captured)
-        if self._adapters is not None and is_selected and self._num_samples:
+        if self._adapters is not None and is_selected and self._num_samples and not is_native:
             self._selected_group = len(groups)
             groups.append(self._adapters.selected(cells[2]))
 
@@ -327,7 +324,7 @@ class _StagedBatch:
             size=self._size,
             num_tokens=self._ragged_tokens,
             logits_indices=logits_indices,
-            has_adapters=self._adapters is not None,
+            adapters=self._adapters,
             selected_adapters=None if self._selected_group < 0 else staged[self._selected_group],
         )
 

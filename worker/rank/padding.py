@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import IntArray
+
+
+class GraphSize(NamedTuple):
+    """Size of the graph on which a step runs."""
+
+    rows: int | None
+    """Number of rows; None for an eager step."""
+    tokens: int
+    """Number of tokens if the rows may have any length; otherwise 0."""
+    has_adapters: bool = False
+    """Whether the graph supports adapters even if no token has one."""
 
 
 def split_blocks(table: IntArray, block_size: int) -> IntArray:

@@ -11,7 +11,7 @@ chunks. Sums over tokens are sums of integers; everything after them is computed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -23,7 +23,8 @@ from worker.models.config.pooling import PoolerConfig
 from worker.models.layers.pooling_head import PoolingHead
 from worker.plan.plan import Plan
 from worker.protocol.pooling import PoolingInfo, PoolingParams
-from worker.rank.transfer import to_device
+from worker.rank.batch import Batch
+from worker.rank.transfer import IntArray, to_device
 
 _FRACTION_BITS = 30
 """Number of bits after the binary point of summed hidden states. Their resolution, 1e-9, is that of
@@ -57,8 +58,8 @@ class PooledRows:
     """Rows of a step that are pooled."""
 
     rows: Sequence[_Row]
-    logits_indices: torch.Tensor | None
-    """[n] int64: indices of the step's tokens whose hidden states are needed; None for all."""
+    tokens: IntArray | None
+    """[n]: indices of the step's tokens whose hidden states are needed; None for all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,25 +157,29 @@ class Pooler:
                     )
                 )
             first_token += row.length
-        if self._states is not None:
-            return PooledRows(rows=rows, logits_indices=None)
-        if not rows:
-            return PooledRows(rows=(), logits_indices=None)  # a memory-profiling step
-        last = [row.first_token + row.length - 1 for row in rows if row.is_last]
-        indices = to_device(torch.tensor(last, dtype=torch.int64), self._device)
-        return PooledRows(rows=rows, logits_indices=indices)
+        if self._info.pooling_type == "mean" or not rows:  # without rows, a memory-profiling step
+            return PooledRows(rows=rows, tokens=None)
+        if self._info.pooling_type == "cls":
+            tokens = [row.first_token for row in rows if row.is_first]
+        else:
+            tokens = [row.first_token + row.length - 1 for row in rows if row.is_last]
+        return PooledRows(rows=rows, tokens=np.array(tokens, dtype=np.int64))
 
     def pool(self, hidden: torch.Tensor, step: PooledRows) -> PooledVectors | None:
         """Vectors of the rows that compute their request's last token; None if there are none.
 
         Args:
-            hidden: [n, hidden] of the step's `logits_indices`, or [T, hidden] of all tokens.
+            hidden: [n, hidden] of the step's `tokens`, or [T, hidden] of all tokens.
             step: the step's rows.
         """
         last = [row for row in step.rows if row.is_last]
-        if self._states is not None:
+        if self._info.pooling_type == "mean":
             for row in step.rows:
                 self._add(row, hidden[row.first_token : row.first_token + row.length])
+        elif self._states is not None and step.tokens is not None:
+            first = [row.slot for row in step.rows if row.is_first]
+            slots = to_device(torch.tensor(first, dtype=torch.int64), self._device)
+            self._states.index_copy_(0, slots, hidden.double())
         if not last:
             return None
         pooled = hidden.double() if self._states is None else self._finished(self._states, last)
@@ -186,6 +191,17 @@ class Pooler:
             vectors = self._embeddings(pooled, sizes, [row.params.normalize for row in last])
         indices = [row.index for row in last]
         return PooledVectors(indices=indices, vectors=vectors.float(), sizes=sizes)
+
+    def select(self, batch: Batch, step: PooledRows) -> Batch:
+        """The batch of a step, which only computes the hidden states that are needed."""
+        if step.tokens is None:
+            return batch
+        arrays = {} if batch.adapters is None else batch.adapters.selected(step.tokens)
+        adapters = {
+            name: to_device(torch.from_numpy(array), self._device) for name, array in arrays.items()
+        }
+        indices = to_device(torch.from_numpy(step.tokens), self._device)
+        return replace(batch, logits_indices=indices, selected_adapters=adapters or None)
 
     def token_types(self, rows: npt.NDArray[np.int64]) -> torch.Tensor | None:
         """Token types [T] int64 of a step's tokens; None if all are 0.
@@ -202,13 +218,9 @@ class Pooler:
         return to_device(torch.from_numpy(np.concatenate(types).astype(np.int64)), self._device)
 
     def _add(self, row: _Row, hidden: torch.Tensor) -> None:
-        """Adds a row's hidden states [length, hidden] to the state of its slot."""
-        assert self._states is not None, "only the last token is pooled"
+        """Adds a row's hidden states [length, hidden] to the sum of its slot."""
+        assert self._states is not None, "means need sums"
         state = self._states[row.slot]
-        if self._info.pooling_type == "cls":
-            if row.is_first:
-                state.copy_(hidden[0])
-            return
         if row.is_first:
             state.zero_()
         state += (hidden.double() * 2.0**_FRACTION_BITS).round().long().sum(dim=0)

@@ -212,7 +212,7 @@ class ModelRunner:
             pooled = None
             if self._pooler is not None:
                 pooled = self._pooler.prepare(plan)
-                batch = batch and replace(batch, logits_indices=pooled.logits_indices)
+                batch = batch and self._pooler.select(batch, pooled)
             prepared = time.monotonic()
             if slot is not None:
                 slot.prepared.record()
@@ -306,11 +306,15 @@ class ModelRunner:
 
     def run_model(self, batch: Batch) -> torch.Tensor:
         """Hidden states [S, hidden] of `batch.logits_indices`, or [T, hidden] of all tokens."""
+        tables, adapters, indices = self._tables, batch.adapters, batch.logits_indices
+        if self.model.encoder is not None:
+            types = None if self._pooler is None else self._pooler.token_types(batch.rows)
+            return self.model.encoder.forward(batch.rows, tables.token_pool, types, indices)
         if batch.staged is None:
             assert self.model.native is not None, "only the compiled library needs no arrays"
-            tables, logits_indices = self._tables, batch.logits_indices
             return self.model.native.forward(
-                batch.rows, tables.token_pool, tables.page_table, logits_indices
+                *(batch.rows, tables.token_pool, tables.page_table, indices),
+                adapters=None if adapters is None else adapters.on_host(indices),
             )
         states = self._states
         inputs = gather_inputs(
@@ -500,7 +504,8 @@ class ModelRunner:
                 *(config, self.model, head, self._tables),
                 *(self._kv_caches, self._layout, self._head_attention),
             )
-        self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
+        is_native = self.model.native is not None or self.model.encoder is not None
+        self._builder = BatchBuilder(self._tables, is_native=is_native)
         self._blocks = self._create_blocks()
 
     def _create_blocks(self) -> BlockDecoder | CanvasDecoder | None:

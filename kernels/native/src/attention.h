@@ -227,10 +227,12 @@ struct Span {
   int64_t first_token;  // index in the step
   int64_t num_tokens;
   const int32_t* pages;
+  int64_t visible = 0;  // number of positions to which all tokens attend; 0 if it depends on theirs
 };
 
 // All query heads of one KV head for the tokens of a span. `q` is [tokens][heads][head_dim] as
-// elements, `out` the same as floats; `positions` are those of all tokens.
+// elements, `out` the same as floats; `positions` are those of all tokens, unused if the span has
+// `visible`.
 template <typename W>
 static void attend(const Span& span, int64_t kv_head, const typename Operand<W>::Element* q,
                    const int64_t* positions, const W* k_cache, const W* v_cache,
@@ -246,7 +248,7 @@ static void attend(const Span& span, int64_t kv_head, const typename Operand<W>:
       const int64_t head = token * heads.num_heads + kv_head * group + (done + i) % group;
       queries.q[i] = q + head * Operand<W>::length(dim);
       queries.out[i] = out + head * dim;
-      queries.visible[i] = heads.visible(positions[token]);
+      queries.visible[i] = span.visible ? span.visible : heads.visible(positions[token]);
     }
     const auto run = [&](auto attend_count) {
       attend_count(queries, k_cache, v_cache, heads, kv_head, span.pages, scratch);

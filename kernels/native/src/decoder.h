@@ -8,20 +8,13 @@
 
 #include "attention.h"
 #include "buffer.h"
-#include "linear.h"
+#include "matmuls.h"
 #include "pace.h"
 #include "rows.h"
-#include "team.h"
 
 namespace rayfleet {
 
 // These structs are mirrored in library.py, field by field.
-struct LinearWeight {
-  const void* packed;
-  const float* bias;  // null if there is none
-  int64_t n, k;
-};
-
 struct LayerWeights {
   // gate_up's rows: 16 of the gate, the 16 matching ones of the up projection, and so on.
   LinearWeight qkv, output, gate_up, down;
@@ -59,19 +52,20 @@ struct StepRows {
   const int64_t* logits_indices;
   int64_t num_logits;  // -1 for all
   const float* inputs;  // [tokens, hidden_size]: inputs of the first layer; null for embeddings
+  // Tokens with adapters among all tokens, and among logits_indices.
+  LoraTokens adapters, logits_adapters;
 };
 
 template <typename W>
-class Decoder {
+class Decoder : Matmuls<W> {
  public:
   typedef typename Operand<W>::Element Element;
 
   Decoder(const ModelWeights& model, Team& team, double ms_per_thread)
-      : model_(model),
-        ms_per_thread_(ms_per_thread),
+      : Matmuls<W>(team, ms_per_thread),
+        model_(model),
         heads_{model.num_heads, model.num_kv_heads, model.head_dim,
                model.page_size, model.block_size,   model.scale},
-        team_(team),
         scratch_(team.size()) {}
 
   // Normalized hidden states of logits_indices, [tokens, hidden]. False if a reduction failed.
@@ -105,9 +99,25 @@ class Decoder {
   }
 
  private:
+  using Matmuls<W>::columns;
+  using Matmuls<W>::expected_ms;
+  using Matmuls<W>::is_large;
+  using Matmuls<W>::ms_per_thread_;
+  using Matmuls<W>::multiply;
+  using Matmuls<W>::share_tokens;
+  using Matmuls<W>::team_;
+  using Matmuls<W>::threads_for;
+
   struct Token {
     int32_t id;
     int64_t page, offset;
+  };
+
+  // Tokens that have a LoRA adapter.
+  struct Adapters {
+    const int64_t* tokens = nullptr;
+    std::vector<LoraChunk> chunks;
+    explicit operator bool() const { return !chunks.empty(); }
   };
 
   // Minimum work of a long step of a small model, in units of the work that justifies one more
@@ -116,27 +126,6 @@ class Decoder {
 
   // Number of tokens per work item of attention.
   static constexpr int64_t kSpanTokens = 16;
-
-  // Work of one thread, for `rows` rows times a number of weights.
-  static double expected_ms(int64_t rows, int64_t weights) {
-    constexpr double kProductsPerMs = sizeof(W) == 2 ? 200e6 : 100e6;
-    return std::max(rows * (double)weights / kProductsPerMs, reading_ms(weights));
-  }
-
-  static double reading_ms(int64_t weights) {
-    constexpr double kBytesPerMs = 30e6;
-    return weights * (double)sizeof(W) / kBytesPerMs;
-  }
-
-  bool is_large(int64_t weights) const { return reading_ms(weights) >= ms_per_thread_; }
-
-  // Short steps leave cores to the scheduler and the frontend. A small model leaves one core even
-  // in long steps, unless measurements show a gain from using it: its phases are short, and a
-  // thread that waits for its core delays all others in each of them.
-  int threads_for(double ms, int64_t weights) const {
-    const int most = is_large(weights) ? team_.size() : std::max(1, team_.size() - 1);
-    return (int)std::min((double)most, std::ceil(ms / ms_per_thread_));
-  }
 
   int64_t layer_weights() const {
     return model_.hidden_size * (qkv_size() + model_.num_heads * model_.head_dim +
@@ -168,6 +157,8 @@ class Decoder {
     const int64_t count = (int64_t)tokens_.size();
     logits_indices_ = step.logits_indices;
     inputs_ = step.inputs;
+    adapters_ = {step.adapters.tokens, lora_chunks(step.adapters)};
+    logits_adapters_ = {step.logits_adapters.tokens, lora_chunks(step.logits_adapters)};
     num_logits_ = step.num_logits < count ? step.num_logits : -1;
     const int64_t widest = std::max(model_.hidden_size, model_.num_heads * model_.head_dim);
     residual_.reserve(count * model_.hidden_size);
@@ -177,6 +168,7 @@ class Decoder {
     queries_.reserve(count * model_.num_heads * Operand<W>::length(model_.head_dim));
     operand_.reserve(count * row_stride<W>(widest));
     inner_.reserve(count * row_stride<W>(model_.intermediate_size));
+    if (adapters_) gate_up_.reserve(count * 2 * model_.intermediate_size);
     row_.resize(team_.size());
     for (auto& row : row_) row.reserve(model_.hidden_size);
   }
@@ -191,6 +183,7 @@ class Decoder {
     int64_t count = (int64_t)tokens_.size();
     const int64_t size = model_.hidden_size;
     const std::vector<Span>* spans = &spans_;
+    const Adapters* adapters = &adapters_;
     embed(id, count);
     if (!inputs_ && !reduce(id, residual_, count)) return;
     for (int64_t i = 0; i < model_.num_layers; ++i) {
@@ -204,11 +197,14 @@ class Decoder {
         count = num_logits_;
         if (!count) return;
         spans = &logits_spans_;
+        adapters = &logits_adapters_;
         keep_only_read(id);
         multiply(id, columns(layer.qkv, 0, query_size()), count, operand_.data(), qkv_sink(0));
+        add_adapters(id, *adapters, layer.qkv, operand_.data(), qkv_sink(0), 0, query_size());
         share_tokens(id, count, [&](int64_t t) { place_queries(layer, t); });
       } else {
         multiply(id, layer.qkv, count, operand_.data(), qkv_sink(0));
+        add_adapters(id, *adapters, layer.qkv, operand_.data(), qkv_sink(0), 0, qkv_size());
         share_tokens(id, count, [&](int64_t t) {
           place_queries(layer, t);
           place_keys(layer, t);
@@ -224,13 +220,13 @@ class Decoder {
         convert_attended(span, kv_head);
       };
       team_.share(id, (int64_t)spans->size() * model_.num_kv_heads, attend_item, 1, true);
-      if (!multiply_and_reduce(id, layer.output, count, operand_.data())) return;
+      if (!multiply_and_reduce(id, *adapters, layer.output, count, operand_.data())) return;
       share_tokens(id, count, [&](int64_t t) {
         add_row(residual(t), &block_[t * size], size);
         normalise(id, t, layer.post_attention_norm);
       });
-      multiply(id, layer.gate_up, count, operand_.data(), Gated<W>{inner_.data()});
-      if (!multiply_and_reduce(id, layer.down, count, inner_.data())) return;
+      multiply_gated(id, *adapters, layer.gate_up, count);
+      if (!multiply_and_reduce(id, *adapters, layer.down, count, inner_.data())) return;
     }
     share_tokens(id, count, [&](int64_t t) {
       add_row(residual(t), &block_[t * size], size);
@@ -257,6 +253,7 @@ class Decoder {
     const int64_t first = query_size() / kBlock * kBlock;
     multiply(id, columns(layer.qkv, first, qkv_size() - first), count, operand_.data(),
              qkv_sink(first));
+    add_adapters(id, adapters_, layer.qkv, operand_.data(), qkv_sink(0), query_size(), qkv_size());
     share_tokens(id, count, [&](int64_t t) { place_keys(layer, t); });
   }
 
@@ -314,25 +311,40 @@ class Decoder {
     convert_row(row, model_.hidden_size, operand(t, model_.hidden_size));
   }
 
-  template <typename Item>
-  void share_tokens(int id, int64_t count, Item&& item) {
-    constexpr int64_t kAtATime = 8;  // computing an item takes little longer than claiming it
-    team_.share(id, count, item, kAtATime);
-  }
-
-  template <typename Sink>
-  void multiply(int id, const LinearWeight& weight, int64_t rows, const Element* operand,
-                const Sink& sink) {
-    const Items items = items_of<W>(rows, weight.n, team_.size());
-    team_.share(id, items.count(), [&](int64_t item) {
-      linear_item<W>(item, items, operand, rows, typed(weight), sink);
+  // Gate and up projections and the activation, into inner_.
+  void multiply_gated(int id, const Adapters& adapters, const LinearWeight& weight, int64_t rows) {
+    if (!adapters || !weight.lora)
+      return multiply(id, weight, rows, operand_.data(), Gated<W>{inner_.data()});
+    const Floats sink{gate_up_.data(), weight.n};
+    multiply(id, weight, rows, operand_.data(), sink);
+    add_adapters(id, adapters, weight, operand_.data(), sink, 0, weight.lora->num_out, true);
+    share_tokens(id, rows, [&](int64_t t) {
+      const float* from = &gate_up_[t * weight.n];
+      W* to = (W*)(inner_.data() + t * row_stride<W>(weight.n / 2));
+      for (int64_t i = 0; i < weight.n / 2; i += kLanes)
+        store_any(to + i, gated(load(from + 2 * i), load(from + 2 * i + kLanes)));
     });
   }
 
+  // Adds the output features [first, end) of the tokens' adapters to those of a matmul.
+  void add_adapters(int id, const Adapters& adapters, const LinearWeight& weight,
+                    const Element* operand, const Floats& sink, int64_t first, int64_t end,
+                    bool is_paired = false) {
+    if (!adapters || !weight.lora) return;
+    const LoraRows<W, float> rows{
+        (const W*)operand, row_stride<W>(weight.k) * Operand<W>::kPer, sink.out, sink.stride,
+        first, end, is_paired};
+    LoraProduct<W, float> product(*weight.lora, rows, adapters.tokens);
+    team_.share(id, (int64_t)adapters.chunks.size(),
+                [&](int64_t i) { product.run(adapters.chunks[i]); });
+  }
+
   // A row-parallel matmul, summed over the ranks, into block_.
-  bool multiply_and_reduce(int id, const LinearWeight& weight, int64_t rows,
-                           const Element* operand) {
-    multiply(id, weight, rows, operand, Floats{block_.data(), weight.n});
+  bool multiply_and_reduce(int id, const Adapters& adapters, const LinearWeight& weight,
+                           int64_t rows, const Element* operand) {
+    const Floats sink{block_.data(), weight.n};
+    multiply(id, weight, rows, operand, sink);
+    add_adapters(id, adapters, weight, operand, sink, 0, weight.n);
     return reduce(id, block_, rows);
   }
 
@@ -341,16 +353,6 @@ class Decoder {
     if (id == 0 && model_.reduce(values.data(), rows * model_.hidden_size)) failed_ = true;
     team_.barrier();
     return !failed_;
-  }
-
-  static Weight<W> typed(const LinearWeight& weight) {
-    return {(const W*)weight.packed, weight.bias, weight.n, weight.k};
-  }
-
-  // `count` columns of a weight, starting at `first`, the first column of a block.
-  static LinearWeight columns(const LinearWeight& weight, int64_t first, int64_t count) {
-    const W* packed = (const W*)weight.packed + first / kBlock * block_elements<W>(weight.k);
-    return {packed, weight.bias ? weight.bias + first : nullptr, count, weight.k};
   }
 
   Floats qkv_sink(int64_t first_column) { return {qkv_.data() + first_column, qkv_size()}; }
@@ -363,16 +365,16 @@ class Decoder {
   Element* operand(int64_t t, int64_t size) { return &operand_[t * row_stride<W>(size)]; }
 
   const ModelWeights model_;
-  const double ms_per_thread_;
   const Heads heads_;
-  Team& team_;
   std::vector<Token> tokens_;
   std::vector<int64_t> positions_;  // by token
   std::vector<Span> spans_, logits_spans_;  // the latter over logits_indices only
   const int64_t* logits_indices_ = nullptr;
   const float* inputs_ = nullptr;  // inputs of the first layer; null for embeddings
   int64_t num_logits_ = -1;  // -1 for all
+  Adapters adapters_, logits_adapters_;  // the latter over logits_indices only
   Buffer<float> residual_, block_, qkv_, attended_;
+  Buffer<float> gate_up_;  // only used with adapters
   Buffer<Element> operand_, queries_, inner_;
   std::vector<Buffer<float>> row_;
   std::vector<Scratch<W>> scratch_;  // per thread

@@ -1,6 +1,7 @@
 // The functions called by library.py, with a plain C interface to be independent of C++ ABIs.
 #include "decoder.h"
 #include "draft.h"
+#include "encoder.h"
 #include "head.h"
 #include "lora.h"
 #include "sample.h"
@@ -27,6 +28,23 @@ struct Handle {
   std::unique_ptr<Decoder<float>> fp32;
   std::unique_ptr<Decoder<uint16_t>> bf16;
   int64_t hidden_size, vocab_size;
+};
+
+struct EncoderHandle {
+  EncoderHandle(const EncoderWeights& weights, int num_threads, double ms_per_thread)
+      : layers(weights.layers, weights.layers + weights.num_layers), team(num_threads) {
+    EncoderWeights model = weights;
+    model.layers = layers.data();
+    if (weights.is_bf16)
+      bf16 = std::make_unique<Encoder<uint16_t>>(model, team, ms_per_thread);
+    else
+      fp32 = std::make_unique<Encoder<float>>(model, team, ms_per_thread);
+  }
+
+  std::vector<EncoderLayer> layers;
+  Team team;
+  std::unique_ptr<Encoder<float>> fp32;
+  std::unique_ptr<Encoder<uint16_t>> bf16;
 };
 
 // A head, which computes with the threads of its model.
@@ -148,6 +166,18 @@ int32_t rayfleet_forward(void* handle, const StepRows* step, float* hidden) {
 void rayfleet_logits(void* handle, const float* hidden, int64_t rows, float* out) {
   Handle& own = *(Handle*)handle;
   own.bf16 ? own.bf16->logits(hidden, rows, out) : own.fp32->logits(hidden, rows, out);
+}
+
+void* rayfleet_create_encoder(const EncoderWeights* weights, int64_t num_threads,
+                              double ms_per_thread) {
+  return new EncoderHandle(*weights, (int)num_threads, ms_per_thread);
+}
+
+void rayfleet_destroy_encoder(void* handle) { delete (EncoderHandle*)handle; }
+
+void rayfleet_encode(void* handle, const EncoderStep* step, float* hidden) {
+  EncoderHandle& own = *(EncoderHandle*)handle;
+  own.bf16 ? own.bf16->forward(*step, hidden) : own.fp32->forward(*step, hidden);
 }
 
 // For a model that is replicated on this rank.

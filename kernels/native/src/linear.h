@@ -94,6 +94,11 @@ struct Floats {
   }
 };
 
+// The gated activation: silu(gate) * up.
+static RAYFLEET_INLINE F32 gated(F32 gate, F32 up) {
+  return gate / (splat(1.0f) + exponential(-gate)) * up;
+}
+
 // Sink for blocks of 16 columns of a gate and the matching 16 of the up projection: silu(gate) *
 // up, as elements for the next matmul, n / 2 per row.
 template <typename W>
@@ -108,10 +113,32 @@ struct Gated {
       up = up + load(weight.bias + block * kBlock + kLanes);
     }
     W* to = (W*)(out + row * row_stride<W>(weight.n / 2)) + block * kLanes;
-    store_any(to, gate / (splat(1.0f) + exponential(-gate)) * up);
+    store_any(to, gated(gate, up));
   }
 
   amx::Sums place(int64_t, int64_t, const Weight<W>&) const { return {nullptr, 0}; }
+};
+
+// Sink for GELU with the error function, as elements for the next matmul.
+template <typename W>
+struct Gelu {
+  typename Operand<W>::Element* out;
+
+  RAYFLEET_INLINE void take(const F32* sums, int64_t row, int64_t block,
+                            const Weight<W>& weight) const {
+    W* to = (W*)(out + row * row_stride<W>(weight.n));
+    for (int half = 0; half < 2; ++half) {
+      const int64_t column = block * kBlock + half * kLanes;
+      if (column >= weight.n) return;
+      const F32 x = weight.bias ? sums[half] + load(weight.bias + column) : sums[half];
+      store_any(to + column, splat(0.5f) * x * (splat(1.0f) + error_function(x * splat(kRootHalf))));
+    }
+  }
+
+  amx::Sums place(int64_t, int64_t, const Weight<W>&) const { return {nullptr, 0}; }
+
+ private:
+  static constexpr float kRootHalf = 0.70710678f;
 };
 
 // Operands of a work item, and its sums between two parts of k: the order of a sum over k is the

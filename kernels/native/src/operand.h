@@ -62,6 +62,16 @@ static inline F32 multiply_add(F32 sum, uint32_t pair, U32 pairs) {
 #endif
 }
 
+// Adds the products of pairs of bf16 values, lane by lane.
+static inline F32 add_products(F32 sum, U32 x, U32 y) {
+#if defined(__AVX512BF16__)
+  return (F32)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
+#else
+  sum = sum + (F32)(x << 16) * (F32)(y << 16);
+  return sum + (F32)(x & 0xffff0000u) * (F32)(y & 0xffff0000u);
+#endif
+}
+
 // The first of two adjacent values, if there is no second.
 static inline F32 first_of(F32 one) { return one; }
 

@@ -23,6 +23,21 @@ static inline void rms_norm_row(const float* x, const float* weight, int64_t siz
   for (int64_t i = 0; i < size; i += kLanes) store(out + i, load(x + i) * factor * load(weight + i));
 }
 
+static inline void layer_norm_row(const float* x, const float* weight, const float* bias,
+                                  int64_t size, float eps, float* out) {
+  F32 sum = {};
+  for (int64_t i = 0; i < size; i += kLanes) sum = sum + load(x + i);
+  const F32 mean = splat(sum_of_lanes(sum) / (float)size);
+  F32 squares = {};
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const F32 distance = load(x + i) - mean;
+    squares = squares + distance * distance;
+  }
+  const F32 factor = splat(1.0f / std::sqrt(sum_of_lanes(squares) / (float)size + eps));
+  for (int64_t i = 0; i < size; i += kLanes)
+    store(out + i, (load(x + i) - mean) * factor * load(weight + i) + load(bias + i));
+}
+
 static inline void add_row(float* to, const float* from, int64_t size) {
   for (int64_t i = 0; i < size; i += kLanes) store(to + i, load(to + i) + load(from + i));
 }

@@ -119,6 +119,26 @@ static inline F32 exponential(F32 x) {
   return select(x < low, splat(0.0f), p * scale);
 }
 
+// The error function to about 2 ulp, as a quotient of polynomials in x^2 (the coefficients of XLA).
+static inline F32 error_function(F32 x) {
+  const F32 limit = splat(4.0f);
+  const F32 clamped = maximum(select(x > limit, limit, x), -limit);
+  const F32 square = clamped * clamped;
+  F32 above = splat(-2.72614225801306e-10f);
+  above = above * square + splat(2.77068142495902e-08f);
+  above = above * square + splat(-2.10102402082508e-06f);
+  above = above * square + splat(-5.69250639462346e-05f);
+  above = above * square + splat(-7.34990630326855e-04f);
+  above = above * square + splat(-2.95459980854025e-03f);
+  above = above * square + splat(-1.60960333262415e-02f);
+  F32 below = splat(-1.45660718464996e-05f);
+  below = below * square + splat(-2.13374055278905e-04f);
+  below = below * square + splat(-1.68282697438203e-03f);
+  below = below * square + splat(-7.37332916720468e-03f);
+  below = below * square + splat(-1.42647390514189e-02f);
+  return clamped * above / below;
+}
+
 // bfloat16: the upper half of a float.
 static inline F32 load_bf16(const uint16_t* from) {
   return (F32)(convert<U32>(load_as<U16>(from)) << 16);

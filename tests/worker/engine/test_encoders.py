@@ -89,11 +89,16 @@ def check(found: list[bytes], model: PreTrainedModel, pooling_type: str) -> None
         assert vector.norm() == pytest.approx(1.0, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_embeddings_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "backend"), [*((kind, "auto") for kind in KINDS), ("bert", "torch")]
+)
+def test_embeddings_equal_those_of_transformers(kind: str, backend: str, tmp_path: Path) -> None:
     model = write(kind, tmp_path)
-    with Engine(str(tmp_path), batch_invariant=True, **OPTIONS) as engine:
+    options = {"batch_invariant": True, "cpu_backend": backend, **OPTIONS}
+    with Engine(str(tmp_path), **options) as engine:
         assert engine.core.info.max_model_len == 128
+        is_native = engine.runner.model.encoder is not None
+        assert is_native == (kind != "modernbert" and backend == "auto")
         first = vectors(engine, PROMPTS)
         alone = [vectors(engine, [prompt])[0] for prompt in PROMPTS]
     check(first, model, "cls")
@@ -104,6 +109,12 @@ def test_encoders_do_not_warn_about_torch(tmp_path: Path, caplog: pytest.LogCapt
     write("bert", tmp_path)
     with Engine(str(tmp_path), **OPTIONS):
         assert "falling back" not in caplog.text
+
+
+def test_encoders_that_the_library_does_not_support(tmp_path: Path) -> None:
+    write("modernbert", tmp_path)
+    with pytest.raises(ValueError, match="native cannot run this model: ModernBertModel is not"):
+        Engine(str(tmp_path), cpu_backend="native", **OPTIONS)
 
 
 def test_mean_pooling_of_two_ranks(tmp_path: Path) -> None:

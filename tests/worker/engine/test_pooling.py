@@ -14,7 +14,9 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import Qwen3ForSequenceClassification
 
+from tests.support.checkpoints.adapters import merge_adapter, write_adapter
 from tests.support.checkpoints.dense import write_checkpoint
+from tests.support.engines.adapter_engine import adapter_of, engine_with
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.family_checks import make_prompts
 from worker.models.config.model_config import load_model_config
@@ -84,6 +86,26 @@ def test_embeddings_equal_those_of_transformers(
     # Bitwise equal with other batches, chunks, and cached prefixes of pooling that needs one token.
     assert [o.pooled for o in again] == [o.pooled for o in alone] == [o.pooled for o in first]
     assert any(outcome.num_cached > 0 for outcome in again) == (pooling_type == "last")
+
+
+@pytest.mark.parametrize(("backend", "pooling_type"), [("native", "last"), ("torch", "cls")])
+def test_embeddings_with_adapters_equal_those_of_merged_weights(
+    tmp_path: Path, backend: str, pooling_type: str
+) -> None:
+    """A request's adapter is selected by its first token."""
+    base = tmp_path / "base"
+    write_checkpoint("qwen3", base)
+    adapter = write_adapter(base, tmp_path / "adapter", 4)
+    merged = merge_adapter(base, adapter, tmp_path / "merged")
+    options = {**OPTIONS, "cpu_backend": backend, "pooling_type": pooling_type, "task": "embed"}
+    with engine_with([adapter])(str(base), **options) as engine:
+        found = vectors(run(engine))
+    assert {adapter_of(prompt, 1) for prompt in PROMPTS} == {0, 1}
+    for number, folder in enumerate((base, merged)):
+        mine = [index for index, prompt in enumerate(PROMPTS) if adapter_of(prompt, 1) == number]
+        with Engine(str(folder), **options) as engine:
+            expected = vectors(run(engine, prompts=[PROMPTS[index] for index in mine]))
+        assert_same_direction([found[i] for i in mine], [torch.tensor(one) for one in expected])
 
 
 def test_two_ranks(embedder: tuple[Path, list[torch.Tensor]]) -> None:

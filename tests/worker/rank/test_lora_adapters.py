@@ -26,13 +26,14 @@ TARGETS = (
     *(("q_proj", "v_proj"), ("gate_proj", "down_proj"), ("up_proj",), ("k_proj", "o_proj")),
     *(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),) * 4,
 )
-OPTIONS = {
-    "batch_invariant": True,
-    "cpu_backend": "torch",
-    "max_num_seqs": 40,
-    "kv_cache_tokens": 8192,
-}
+OPTIONS = {"batch_invariant": True, "max_num_seqs": 40, "kv_cache_tokens": 8192}
 LORA = {"enable_lora": True, "max_loras": len(RANKS), "max_lora_rank": 24}
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def options(request: pytest.FixtureRequest) -> dict[str, object]:
+    """Options of a runner on each CPU backend."""
+    return {**OPTIONS, "cpu_backend": request.param}
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,9 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
 
 
 @pytest.fixture(scope="module")
-def runner(base: Path, adapters: list[Path]) -> ModelRunner:
-    runner = make_runner(str(base), **LORA, **OPTIONS)
+def runner(base: Path, adapters: list[Path], options: dict[str, object]) -> ModelRunner:
+    runner = make_runner(str(base), **LORA, **options)
+    assert (runner.model.native is not None) == (options["cpu_backend"] == "native")
     load_adapters(runner, adapters)
     return runner
 
@@ -81,7 +83,11 @@ def requests(slot: int, adapter: int, count: int = 4) -> list[Request]:
 
 
 def test_eight_adapters_in_a_batch_equal_merged_weights_and_each_alone(
-    base: Path, adapters: list[Path], runner: ModelRunner, tmp_path: Path
+    base: Path,
+    adapters: list[Path],
+    options: dict[str, object],
+    runner: ModelRunner,
+    tmp_path: Path,
 ) -> None:
     batch = [requests(4 * number, number + 1) for number in range(len(RANKS))]
     plain = requests(36, 0)
@@ -94,18 +100,32 @@ def test_eight_adapters_in_a_batch_equal_merged_weights_and_each_alone(
         assert torch.equal(torch.stack(alone.logits), torch.stack(mine[-1].logits))
         if number % 3 and not IS_LONG:
             continue
-        merged = make_runner(str(merge_adapter(base, adapter, tmp_path / str(number))), **OPTIONS)
+        merged = make_runner(str(merge_adapter(base, adapter, tmp_path / str(number))), **options)
         expected = requests(0, 0)
         for request, own in zip(expected, mine, strict=True):
             request.prompt = own.prompt
         generate(merged, expected)
         assert [request.tokens for request in expected] == [request.tokens for request in mine]
-    without = make_runner(str(base), **OPTIONS)
+    without = make_runner(str(base), **options)
     expected = requests(0, 0)
     generate(without, expected)
     for request, own in zip(expected, plain, strict=True):
         assert torch.equal(torch.stack(request.logits), torch.stack(own.logits))
     assert len({str(mine[-1].tokens) for mine in [*batch, plain]}) == 1 + len(RANKS)
+
+
+def test_bf16_in_the_compiled_library(
+    base: Path, adapters: list[Path], runner: ModelRunner
+) -> None:
+    own = make_runner(str(base), dtype="bfloat16", cpu_backend="native", **LORA, **OPTIONS)
+    load_adapters(own, adapters)
+    for adapter in (1, 5, 8):
+        found, expected = requests(0, adapter, 1)[0], requests(0, adapter, 1)[0]
+        generate(own, [found])
+        generate(runner, [expected])
+        # Later tokens may differ.
+        cosine = torch.cosine_similarity(found.logits[0], expected.logits[0], dim=0)
+        assert cosine > 0.999
 
 
 def test_cached_prefixes_and_chunks_change_no_bit(runner: ModelRunner) -> None:
@@ -123,12 +143,14 @@ def test_cached_prefixes_and_chunks_change_no_bit(runner: ModelRunner) -> None:
     assert other.tokens != whole.tokens
 
 
-def test_two_ranks_hold_their_slices(base: Path, adapters: list[Path], runner: ModelRunner) -> None:
+def test_two_ranks_hold_their_slices(
+    base: Path, adapters: list[Path], options: dict[str, object], runner: ModelRunner
+) -> None:
     """Columns of A for row-parallel layers, rows of B for the parts of column-parallel ones."""
     numbers = (2, 4, 5)
 
     def run(group: TensorParallelGroup) -> list[Request]:
-        own = make_runner(str(base), group, tensor_parallel_size=2, **LORA, **OPTIONS)
+        own = make_runner(str(base), group, tensor_parallel_size=2, **LORA, **options)
         load_adapters(own, [adapters[number - 1] for number in numbers])
         found = [requests(slot, slot, 1)[0] for slot in range(4)]
         for request, number in zip(found[1:], numbers, strict=True):

@@ -34,32 +34,32 @@ class BertLayer:
     """
 
     def __init__(self, model: DecoderModel, index: int) -> None:
-        self._attention = EncoderAttention(
+        self.attention = EncoderAttention(
             *(model.config, model.options),
             layer_index=index,
             cos_sin=model.cos_sin,
             traits=AttentionTraits(names=_NAMES, rotates=False),
         )
         names = {"up_name": "intermediate.dense", "down_name": "output.dense"}
-        self._mlp = MLP(model.config, model.options, rowwise.gelu, **names)
-        self.kv_cache_spec: KVCacheSpec | None = self._attention.kv_cache_spec
+        self.mlp = MLP(model.config, model.options, rowwise.gelu, **names)
+        self.kv_cache_spec: KVCacheSpec | None = self.attention.kv_cache_spec
         self.state_spec: StateSpec | None = None
-        self._norms = {
+        self.norms = {
             "attention.output.LayerNorm": model.build_norm(),
             "output.LayerNorm": model.build_norm(),
         }
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Weight slots of the layer; `prefix` ends with a dot."""
-        yield from self._attention.weight_slots(f"{prefix}attention.")
-        yield from self._mlp.weight_slots(prefix)
-        for name, norm in self._norms.items():
+        yield from self.attention.weight_slots(f"{prefix}attention.")
+        yield from self.mlp.weight_slots(prefix)
+        for name, norm in self.norms.items():
             yield from norm.weight_slots(f"{prefix}{name}")
 
     def process_after_loading(self) -> None:
         """Packs attention and MLP after loading."""
-        self._attention.process_after_loading()
-        self._mlp.process_after_loading()
+        self.attention.process_after_loading()
+        self.mlp.process_after_loading()
 
     def forward(
         self,
@@ -71,14 +71,14 @@ class BertLayer:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output of the layer, and no residual; arguments and shapes as in DecoderLayer."""
         assert residual is None, "a layer's output includes its input"
-        after_attention, after_mlp = self._norms.values()
-        attended = self._attention.forward(hidden, positions, ctx, logits_indices)
+        after_attention, after_mlp = self.norms.values()
+        attended = self.attention.forward(hidden, positions, ctx, logits_indices)
         if logits_indices is not None:
             hidden = hidden.index_select(0, logits_indices)
         if not len(hidden):
             return hidden, None
         hidden, _ = after_attention.forward_add(attended, hidden)
-        return after_mlp.forward_add(self._mlp.forward(hidden), hidden)[0], None
+        return after_mlp.forward_add(self.mlp.forward(hidden), hidden)[0], None
 
 
 class BertModel(DecoderModel):
@@ -90,12 +90,13 @@ class BertModel(DecoderModel):
 
     def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
         super().__init__(config, options, max_model_len)
-        self._first_position = int(self.extra("first_position"))
+        self.first_position = int(self.extra("first_position"))
+        """Row of the position embeddings of a prompt's first token."""
         counts = {
             "position_embeddings": int(self.extra("num_positions")),
             "token_type_embeddings": int(self.extra("type_vocab_size")),
         }
-        self._tables = {
+        self.tables = {
             name: torch.empty(
                 *(count, config.hidden_size), dtype=options.dtype, device=options.device
             )
@@ -120,7 +121,7 @@ class BertModel(DecoderModel):
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Weight slots for all tensors that the checkpoint must contain."""
         yield from super().weight_slots()
-        for name, table in self._tables.items():
+        for name, table in self.tables.items():
             yield WeightSlot(
                 name=f"embeddings.{name}.weight",
                 destination=table,
@@ -132,9 +133,9 @@ class BertModel(DecoderModel):
     ) -> torch.Tensor:
         """Maps token ids [T] and positions [T] int64 to hidden states [T, hidden], or [S, hidden]
         for the tokens in the context's `logits_indices`."""
-        places, types = self._tables.values()
+        places, types = self.tables.values()
         added = types[0] if ctx.token_types is None else types.index_select(0, ctx.token_types)
         hidden = self.embed(input_ids) + added
-        hidden = hidden + places.index_select(0, positions + self._first_position)
+        hidden = hidden + places.index_select(0, positions + self.first_position)
         hidden, _ = self.run_layers(self.norm.forward(hidden), positions, ctx)
         return hidden

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 
 from kernels import Fp8Inputs
-from kernels.native import NativeDecoder
+from kernels.native import NativeDecoder, NativeEncoder
 from worker.models.architectures.mtp import HeadLayer, MtpHead
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.context import ForwardContext
@@ -143,6 +143,8 @@ class DecoderModel(ABC):
         self.native: NativeDecoder | None = None
         """Compiled decoder that runs the whole forward pass in place of `forward`; None if it is
         not used."""
+        self.encoder: NativeEncoder | None = None
+        """The same for an encoder."""
         rotary_dim = config.for_full_layers().rotary_dim
         # For a million positions, a table takes hundreds of MB.
         length = max_model_len if any(map(self.rotates, range(config.num_layers))) else 1
@@ -253,13 +255,15 @@ class DecoderModel(ABC):
 
     def process_after_loading(self) -> None:
         """Converts the loaded weights to the form in which torch uses them, or drops weights that
-        `native` holds."""
+        `native` or `encoder` holds."""
         if self.mtp is not None:
             self.mtp.process_after_loading(self.embed_tokens)
         if self.native is not None:
             if self.mtp is None or self.mtp.native is not None:
                 self.embed_tokens.drop()
             self.lm_head.drop()
+            return
+        if self.encoder is not None:
             return
         for layer in self.layers:
             layer.process_after_loading()

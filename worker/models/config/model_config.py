@@ -98,7 +98,7 @@ class ModelConfig:
     max_model_len: int
     """Maximum sequence length for which the model is computed exactly."""
     max_model_len_reason: str
-    """Keys of config.json from which `max_model_len` is derived, for messages."""
+    """Keys of the checkpoint's files from which `max_model_len` is derived, for messages."""
     eos_token_ids: tuple[int, ...]
     dtype: str | None = None
     """Data type of the stored weights, if config.json has it."""
@@ -164,7 +164,8 @@ class ModelConfig:
         windows, biases = family.windows(), family.biases()
         block_size, mask_token_id = family.block_diffusion()
         canvas = _canvas(family, folder)
-        limit, reason = _length_limit(family, rope, windows if block_size > 1 else (), canvas)
+        limited = windows if block_size > 1 else ()
+        limit, reason = _length_limit(family, rope, limited, canvas, pooler)
         return cls(
             architecture=family.architecture,
             folder=folder,
@@ -423,6 +424,7 @@ def _length_limit(
     rope: RopeConfig,
     windows: tuple[int | None, ...],
     canvas: CanvasConfig | None,
+    pooler: PoolerConfig | None,
 ) -> tuple[int, str]:
     """Maximum sequence length for which the model is computed exactly, and the keys from which it
     is derived.
@@ -436,6 +438,7 @@ def _length_limit(
             counts positions after scaling.
         windows: windows per layer, if windows are not implemented for this family; otherwise empty.
         canvas: the canvas, whose positions follow the sequence; None if there is none.
+        pooler: how hidden states become a vector; None for a model that generates text.
     """
     limit = family.max_position_embeddings
     reason = f"max_position_embeddings {limit}, rope kind {rope.kind}"
@@ -451,6 +454,9 @@ def _length_limit(
                 name,
             )
             limit, reason = span, f"{name}, which equals full attention up to that length"
+    length = None if pooler is None else pooler.max_seq_length
+    if length is not None and length < limit:
+        return length, f"max_seq_length {length} of sentence-transformers"
     if canvas is not None:
         return limit - canvas.length, f"{reason}, minus a canvas of {canvas.length}"
     return limit, reason

@@ -43,6 +43,8 @@ _LOWER: Mapping[str, PoolingType] = {
 """Pooling methods by their name in --pooler-config."""
 _MODULES_FILE = "modules.json"
 """File that lists the modules of a sentence-transformers checkpoint."""
+_LENGTH_FILES = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "xlm-roberta"))
+"""Files of sentence-transformers that have the maximum number of tokens; the first one counts."""
 _MODULES = ("Transformer", "Pooling", "Normalize")
 """Modules of sentence-transformers that are supported, by the last part of their type."""
 _FOLDER = re.compile(r"[\w.-]*[\w-][\w.-]*")
@@ -83,6 +85,9 @@ class PoolerConfig:
     token_ids: tuple[int, ...] = ()
     """Tokens whose LM head rows form the classification head; empty for embeddings, or if the
     checkpoint has a head."""
+    max_seq_length: int | None = None
+    """Maximum tokens of a prompt, special tokens included, in the files of sentence-transformers;
+    None if they have none."""
 
     def of_size(self, hidden_size: int) -> PoolerConfig:
         """The configuration for a model with hidden states of this size."""
@@ -171,6 +176,7 @@ def read_pooler(
     return {**rest, "architectures": [causal]}, PoolerConfig(
         info=info,
         token_ids=() if head is None else head.token_ids,
+        max_seq_length=_max_seq_length(folder),
     )
 
 
@@ -359,3 +365,16 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str]:
     if default and default not in prompts:
         raise ValueError(f"default_prompt_name {default!r:.80} in {path} is not in prompts: fix it")
     return prompts, str(default)
+
+
+def _max_seq_length(folder: Path) -> int | None:
+    """The maximum number of tokens in the files of sentence-transformers; None if they have none.
+    Raises ValueError if it is malformed."""
+    path = next((path for name in _LENGTH_FILES if (path := folder / name).is_file()), None)
+    length = None if path is None else read_json(path).get("max_seq_length")
+    if length is not None and (type(length) is not int or length < 1):
+        raise ValueError(
+            f"max_seq_length in {path} must be a positive integer or null, got {length!r:.80}: "
+            "fix it"
+        )
+    return length

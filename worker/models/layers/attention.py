@@ -406,31 +406,31 @@ class MLP:
         size, bias = config.intermediate_size, config.mlp_bias
         divide(size, options.group.world_size, "the intermediate size")
         parts = [divided_part(up_name, size, options)]
-        self._up = ColumnParallelLinear(
+        self.up = ColumnParallelLinear(
             config.hidden_size, parts, bias=bias, options=options, supports_lora=True
         )
-        self._down = RowParallelLinear(
+        self.down = RowParallelLinear(
             size, config.hidden_size, bias=bias, options=options, supports_lora=True
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Weight slots of both projections; `prefix` ends with a dot."""
-        yield from self._up.weight_slots(prefix)
-        yield from self._down.weight_slots(f"{prefix}{self._down_name}")
+        yield from self.up.weight_slots(prefix)
+        yield from self.down.weight_slots(f"{prefix}{self._down_name}")
 
     def process_after_loading(self) -> None:
         """Packs the projections after loading."""
-        self._up.process_after_loading()
-        self._down.process_after_loading()
+        self.up.process_after_loading()
+        self.down.process_after_loading()
 
     @property
     def fp8_inputs(self) -> Fp8Inputs | None:
         """FP8 input format that `forward` supports; None if it only accepts unquantized rows."""
-        return self._up.fp8_inputs
+        return self.up.fp8_inputs
 
     def forward(self, hidden: Rows, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
         """Maps inputs [T, hidden] to outputs [T, hidden]."""
-        return self._down.forward(self._activate(self._up.forward(hidden)))
+        return self.down.forward(self._activate(self.up.forward(hidden)))
 
 
 FUSED_NAMES = ("gate_up_proj", "gate_up_proj", "down_proj")

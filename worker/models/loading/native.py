@@ -34,6 +34,7 @@ from worker.models.config.checkpoint import block_hash_salt
 from worker.models.layers.attention import GatedMLP
 from worker.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from worker.models.layers.linear_method import LayerOptions
+from worker.models.loading.native_encoder import pack_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,9 @@ def pack_weights(
     Raises:
         ValueError: the library is required but cannot run the model.
     """
-    if options is not None:
+    if options is not None and model.config.is_bidirectional:
+        pack_encoder(model, num_threads=options.num_threads, required=options.required)
+    elif options is not None:
         model.native = build_native(model, options, memory or WeightMemory())
     if model.native is not None and model.mtp is not None:
         _pack_head(model.native, model.mtp, model.options.group.world_size)
@@ -123,7 +126,7 @@ def build_native(
         )
     if options.required:
         raise ValueError(f"--cpu-backend native cannot run this model: {problem}")
-    if group.rank == 0 and not model.config.is_bidirectional:  # encoders always run in torch
+    if group.rank == 0:
         logger.warning("falling back to torch on CPU, which is several times slower: %s", problem)
     return None
 
@@ -205,7 +208,11 @@ def _layer_tensors(layer: LlamaLayer, rank: int, is_loaded: bool) -> LayerTensor
 
     def tensors(linear: ColumnParallelLinear | RowParallelLinear, has_bias: bool) -> LinearTensors:
         weight = linear.weight.dense() if is_loaded else linear.shape_of_weight()
-        return LinearTensors(weight=weight, bias=linear.bias if has_bias else None)
+        return LinearTensors(
+            weight=weight,
+            bias=linear.bias if has_bias else None,
+            lora=None if linear.lora is None else linear.lora.weights.native,
+        )
 
     return LayerTensors(
         qkv=tensors(attention.qkv, True),
