@@ -23,8 +23,8 @@ class HostCopy(Enum):
 
 
 class Adapter:
-    """One version of an adapter that a request has used: its copies and the requests that need
-    them."""
+    """One version of an adapter that a request has used, with the state of its copies and the
+    number of its requests."""
 
     __slots__ = ("fence", "host", "key", "num_users", "num_waiting", "ref", "slot", "used")
 
@@ -36,7 +36,8 @@ class Adapter:
         self.slot = 0
         """1-based slot on the device; 0 if it has none."""
         self.num_users = 0
-        """Number of queued and running requests, which lock the slot."""
+        """Number of queued and running requests with this adapter. While there are any, the slot is
+        locked."""
         self.num_waiting = 0
         """Number of requests waiting for a slot."""
         self.fence = 0

@@ -51,8 +51,8 @@ class StepForecast:
         """Number of observed steps: all steps with prefill and a sample of the others (see
         `observe`)."""
         self._num_drafting = 0
-        """Number of steps with drafts. The first ones are all observed, and the coefficients are
-        computed immediately."""
+        """Number of steps with drafts. The first few are all observed, and the coefficients are
+        computed after each of them."""
         self._max_prompts = self._max_decodes = 0
         """Maximum number of prompt tokens, and maximum number of decoding requests plus drafts, in
         any step so far."""

@@ -79,7 +79,7 @@ class CacheManager:
         self._loading: deque[int] = deque()
         """Plans whose loads have not completed, oldest first."""
         self._loads_now = 0
-        """Last Plan whose rows wait for its loads."""
+        """Last Plan whose rows wait for the loads of that Plan; 0 if there was none."""
         self._pages = FencedPool(1, num_pages - 1, steps)
         self._slots = FencedPool(0, num_slots, steps)
         self._blocks: BlockPool | None = None
@@ -91,7 +91,7 @@ class CacheManager:
         """Host-memory tier; None if disabled."""
         num_snapshots = groups.num_snapshots(num_pages - 1) if enable_prefix_caching else 0
         self.keeps_states = num_snapshots > 0
-        """Whether `take_snapshots` has anything to do."""
+        """Whether layers have states, so that `take_snapshots` must be called."""
         self._num_groups = groups.num_groups
         self.num_blocks = (num_pages - 1) // self._num_groups
         """Number of blocks on the device."""
@@ -148,8 +148,8 @@ class CacheManager:
 
     @property
     def loaded(self) -> int:
-        """The last Plan whose loads, like those of all earlier Plans, have completed or are awaited
-        (`Plan.loaded`)."""
+        """The last Plan for which all loads up to and including its own have completed or are
+        awaited (`Plan.loaded`)."""
         return max(self._copied.last, self._loads_now)
 
     @property
@@ -159,7 +159,7 @@ class CacheManager:
 
     @property
     def num_to_load(self) -> int:
-        """Number of pages that the next Plan loads; a state counts as several pages."""
+        """Number of pages that the next Plan loads; a state counts as `snapshot_pages` pages."""
         if self.host is None:
             return 0
         num_pages = self.host.num_to_load
@@ -225,7 +225,7 @@ class CacheManager:
     def match(
         self, token_ids: array[int], cache_salt: str, *, num_left: int = 1, with_host: bool = True
     ) -> Match:
-        """Longest cached prefix that leaves `num_left` tokens to compute. Locks nothing.
+        """Longest cached prefix that leaves at least `num_left` tokens to compute. Locks nothing.
 
         Args:
             token_ids: tokens of the request.
@@ -263,9 +263,9 @@ class CacheManager:
         Pages of the match that are in host memory get device pages, which the next Plan loads. The
         caller must check `num_free_slots` and `num_available`.
 
-        Unless `shared`, the lease does not use the prefix cache. This is for requests that
-        recompute cached tokens, which would otherwise need their own pages and also lock the cached
-        ones.
+        Unless `shared`, the lease does not use the prefix cache. This is for requests that must
+        recompute cached tokens: they need their own pages anyway, and would otherwise lock the
+        cached pages, too.
         """
         end = match.host_node or match.node
         node = self._tree.lock(end, cache_salt) if self._enabled and shared else None

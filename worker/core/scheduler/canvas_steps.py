@@ -25,8 +25,9 @@ class CanvasSteps(BlockSteps):
     overwritten once its tokens are known. A preempted request repeats its canvas, with the same
     result.
 
-    A synchronous step runs all rounds of its canvases, so none may be left out: if there are too
-    few tokens for known tokens and all canvases, known tokens are computed first, without canvases.
+    A synchronous step runs all rounds of its canvases, so every request must have its canvas in it.
+    If the token budget is too small for known tokens and all canvases, known tokens are computed
+    first, in a step without canvases.
     """
 
     def _build(self, builder: StepBuilder, now: float) -> None:

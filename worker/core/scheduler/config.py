@@ -81,7 +81,7 @@ class SchedulerConfig(SchedulingConfig):
 
         Args:
             config: the engine's options, including the limits.
-            info: properties loaded by its executor.
+            info: properties of the loaded engine.
         """
         limits, pooling, lora = config.scheduling, info.pooling, config.lora
         is_whole = pooling is not None and pooling.is_bidirectional
@@ -112,8 +112,8 @@ class SchedulerConfig(SchedulingConfig):
 
     @property
     def max_total_tokens(self) -> int:
-        """Length at which any request ends: the model's maximum, or the capacity of the cache minus
-        a canvas."""
+        """Length at which any request ends: the model's maximum or the capacity of the cache minus
+        a canvas, whichever is smaller."""
         capacity = self.page_groups.max_tokens(
             self.num_pages - 1, self.page_size, self.max_num_batched_tokens
         )

@@ -14,8 +14,8 @@ from worker.protocol.page_groups import ONE_GROUP, PageGroups
 _WEIGHT = 0.2
 """Weight of the latest copies in the moving average of copy times."""
 _FORGETTING = 0.999
-"""Factor by which the estimate decays in each step without copies, so that copying is retried some
-hundreds of steps after a slow copy."""
+"""Factor by which the estimated copy time decays in each step without copies, so that copying is
+retried some hundreds of steps after a slow copy."""
 
 
 _SHORT_S = 0.002

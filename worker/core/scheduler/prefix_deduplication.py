@@ -90,8 +90,9 @@ class PrefixDeduplication:
         return False
 
     def _last_wait(self, request: Request, shared: int) -> int:
-        """Maximum number of cached tokens at which a large part of the uncached tokens of `request`
-        is shared, given that its first `shared` tokens are shared."""
+        """Maximum number of cached tokens at which `request` still waits, given that its first
+        `shared` tokens are being computed: with more, too few of its uncached tokens would be
+        shared."""
         length = len(request.token_ids)
         by_part = int((shared - _MIN_FRACTION * length) / (1.0 - _MIN_FRACTION))
         return min(shared - self._min_tokens, by_part)
@@ -99,7 +100,7 @@ class PrefixDeduplication:
 
 def _num_shared(request: Request, other: Request, known: int) -> int:
     """Number of leading tokens that `request` shares with the known tokens that `other` computes.
-    The first `known` tokens must be equal."""
+    Their first `known` tokens must be equal."""
     mine, others = request.token_ids, other.token_ids
     low, high = known, min(len(mine) - 1, other.num_prefill)
     if mine[low:high] == others[low:high]:

@@ -10,7 +10,8 @@ from worker.core.scheduler.page_claims import num_still_needed
 from worker.core.scheduler.state import SchedulerState
 
 MAX_PROGRESS = 64
-"""Number of tokens after which a preempted request may be preempted again."""
+"""Maximum number of tokens that a resumed request must generate before it can be preempted again.
+"""
 
 
 class PriorityPreemption:

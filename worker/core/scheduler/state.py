@@ -27,11 +27,11 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerStats:
-    """Counters since the scheduler was created, and figures of the last step."""
+    """Counters since the scheduler was created, and metrics of the last step."""
 
     load: LoadSnapshot = field(default_factory=LoadSnapshot)
-    """Counters and last-step figures for load snapshots, updated in place; other fields keep their
-    defaults."""
+    """Counters, and metrics of the last step, for load snapshots. Updated in place; other fields
+    keep their defaults."""
     num_dropped_tokens: int = 0
     """Number of tokens sampled for requests that had already ended or been preempted."""
 

@@ -94,7 +94,7 @@ class _Rewriting:
         return {"$ref": _PREFIX + name}
 
     def reference(self, given: Mapping[str, Json], keyword: str) -> Schema:
-        """The rewritten reference of a schema."""
+        """A `$ref` to the rewritten form of the schema to which `keyword` refers."""
         return self._reference(given, keyword)
 
     def target(self, given: Mapping[str, Json], keyword: str) -> Json:

@@ -40,7 +40,8 @@ def check(out: Mapping[str, Json]) -> None:
 
 
 def restrict(out: dict[str, Json], given: Mapping[str, Json]) -> None:
-    """Restricts the rewritten keywords of objects, `out`, to property names that match a schema.
+    """Restricts objects, given by their rewritten keywords `out`, to property names that match a
+    schema.
 
     Raises:
         GrammarError: the schema, `propertyNames`, is not supported.
