@@ -44,7 +44,7 @@ class Loads:
     seq: int
     """Sequence number of the Plan."""
     pieces: Iterator[None]
-    """Iterator, each item of which copies a piece or, on CUDA, launches its copy."""
+    """Iterator that copies one piece per iteration or, on CUDA, launches its copy."""
     is_launched: bool = False
     """Whether no pieces are left."""
     awaited: int = 0

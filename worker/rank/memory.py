@@ -246,7 +246,7 @@ def cache_share(total: int, free: int, utilization: float, ranks: Sequence[Seque
         total: bytes of the device.
         free: bytes of the device that are free between steps.
         utilization: fraction of `total` that may be in use.
-        ranks: for each rank, bytes at the peak of a step and of graphs, and bytes held between
+        ranks: for each rank, bytes used by a step at its peak and by graphs, and bytes held between
             steps.
     """
     held = sum(held for _, held in ranks)

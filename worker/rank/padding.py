@@ -1,4 +1,5 @@
-"""Rows of a step on a graph, which has a fixed number of rows; columns are as in `Batch.rows`."""
+"""Splits and pads the rows of a step for a graph, which has a fixed number of rows. Columns are as
+in `Batch.rows`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def gather(tensor: torch.Tensor, cells: Sequence[int]) -> list[int]:
-    """Reads these cells of an integer tensor [n]; waits for the device."""
+    """Reads the elements `cells` of an integer tensor [n]; waits for the device."""
     if tensor.is_cpu:  # numpy is 10x faster than torch's ops
         return list(map(tensor.numpy().item, cells))
     values: list[int] = tensor[to_device(torch.tensor(cells), tensor.device)].tolist()
@@ -49,7 +49,8 @@ def gather(tensor: torch.Tensor, cells: Sequence[int]) -> list[int]:
 
 
 def scatter(tensor: torch.Tensor, cells: Sequence[int], values: Sequence[int]) -> None:
-    """Writes values to these cells of an integer tensor [n]; does not wait for the device."""
+    """Writes `values` to the elements `cells` of an integer tensor [n]; does not wait for the
+    device."""
     if tensor.is_cpu:
         array = tensor.numpy()
         for cell, value in zip(cells, values, strict=True):

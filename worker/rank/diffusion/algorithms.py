@@ -27,7 +27,7 @@ _POST_EDIT_STEPS, _FINISHED = 0, 1
 
 
 class Unmasking(DiffusionAlgorithm):
-    """Decides positions that then never change.
+    """Base of the algorithms whose decided positions never change.
 
     A block is done after the forward pass in which it has no undecided position.
     """
@@ -111,8 +111,9 @@ def _shares(batch: BlockBatch) -> Counts:
 
 
 class JointThreshold(DiffusionAlgorithm):
-    """Decides positions above `threshold` (mask to token), and replaces decided tokens above
-    `edit_threshold` (token to token), as LLaDA 2.1 does.
+    """Decides positions if the confidence in the proposed token is above `threshold` (mask to
+    token), and replaces decided tokens if it is above `edit_threshold` (token to token), as LLaDA
+    2.1 does.
 
     Once no position is undecided, editing continues for a limited number of rounds; a round that
     changes nothing finishes the block. Tokens of the prompt are never replaced.

@@ -1,4 +1,5 @@
-"""The interface of block-diffusion algorithms: one step over a batch of blocks."""
+"""The interface of block-diffusion algorithms: one step over a batch of blocks. To decide a
+position means to choose its token."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class ScoredPositions:
     rows: npt.NDArray[np.int64]
     """[S]: blocks of the positions."""
     columns: npt.NDArray[np.int64]
-    """[S]: positions within these blocks."""
+    """[S]: positions within the blocks `rows`."""
     logits: torch.Tensor
     """[S, vocab] fp32, after logits processors."""
     random: SamplingParameters | None

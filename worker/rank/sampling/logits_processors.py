@@ -58,7 +58,8 @@ class TokenMaskRows:
 
 
 class TokenMaskTable:
-    """Two bitmasks per slot: one used before `min_tokens` output tokens, and one after.
+    """Two bitmasks per slot: one for the first `min_tokens` output tokens, and one for all later
+    ones.
 
     Both mask disallowed tokens and bad words with one token; the first one also masks stop tokens.
 
@@ -112,7 +113,8 @@ class TokenMaskTable:
         apply_token_bitmask(logits, self._masks, rows=rows.rows, mask_rows=rows.mask_rows)
 
     def _flags(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """Flags [vocab] of these tokens; those beyond the vocabulary are ignored."""
+        """bool [vocab]: whether each token is in `token_ids`; ids beyond the vocabulary are
+        ignored."""
         flags = np.zeros(self._vocab_size, dtype=np.bool_)
         ids = np.asarray(token_ids, dtype=np.int32)
         flags[ids[ids < self._vocab_size]] = True

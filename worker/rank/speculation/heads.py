@@ -334,8 +334,8 @@ class HeadProposer(Proposer):
 
         Args:
             rows: the rows.
-            outputs: [F, hidden]: outputs of the previous pass; None in the first one, which starts
-                from those of `follow`.
+            outputs: [F, hidden]: outputs of the previous pass; None in the first pass, which starts
+                from the outputs that `follow` has kept.
             ends: [F]: positions of the latest tokens, if the host knows them.
 
         Returns:
