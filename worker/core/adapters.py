@@ -47,7 +47,8 @@ class Adapter:
 
 
 class AdapterPool:
-    """Copies of adapters on a worker group's ranks, all of which follow the same Plans.
+    """Adapter copies and slots of a worker group, the same on all ranks, which follow the same
+    Plans.
 
         absent ──read──> host memory ──load──> slot on the device
            ^                  │                      │
@@ -55,8 +56,8 @@ class AdapterPool:
 
     A slot is locked while requests use its adapter and until the last step with one of their rows
     has completed. Of the unlocked slots, the least recently used one is evicted. The copy in host
-    memory is kept for later loads. Copies are evicted in the same order, unless requests are
-    waiting for them to be loaded.
+    memory is kept for later loads. Copies in host memory are evicted in the same order, except
+    those that waiting requests need.
 
     Args:
         num_slots: number of slots on the device; slots are 1-based.
@@ -77,7 +78,7 @@ class AdapterPool:
         self._reads: dict[int, AdapterRead] = {}
         self._drops: list[int] = []
         self._loads: dict[int, int] = {}
-        """Slots of the loads in the next Plan, by key."""
+        """Slots to load in the next Plan, by adapter key."""
 
     def find(self, ref: AdapterRef) -> Adapter:
         """The adapter that a newly arrived request will wait for or use."""
@@ -199,7 +200,7 @@ class AdapterPool:
         return reads, drops, loads
 
     def load(self, num_waiting: int) -> AdapterTotals:
-        """The adapters on the device and in host memory, and totals, for a report.
+        """Totals for a load report, with the adapters that are on the device and in host memory.
 
         Args:
             num_waiting: number of requests waiting for an adapter.

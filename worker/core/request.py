@@ -187,8 +187,8 @@ class Request:
         the scheduler."""
         self.state = RequestState.WAITING
         self.level = self.priority
-        """Urgency, 0 to 9: the priority, raised near a deadline. Fixed at admission while the
-        request runs."""
+        """Urgency, 0 to 9: the priority, raised near a deadline. A running request keeps the level
+        that it had at admission."""
         self.lease: Lease | None = None
         """Slot and cache pages; None unless RUNNING."""
         self.adapter: Adapter | None = None

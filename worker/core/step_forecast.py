@@ -84,12 +84,12 @@ class StepForecast:
     def limit_s(self, shape: StepShape, timeout_s: float, num_passes: int = 1) -> float:
         """Time in seconds after which a step is considered hung.
 
-        Longer for the first few hundred steps, and for a step with more prompt tokens, or more
-        decoding requests and drafts, than any before: kernels may still be compiled.
+        The limit is longer for the first few hundred steps, and for a step with more prompt tokens,
+        or more decoding requests and drafts, than any before: kernels may still be compiled.
 
         Args:
             shape: shape of one pass of the step.
-            timeout_s: minimum for all steps.
+            timeout_s: minimum limit, in seconds.
             num_passes: maximum number of forward passes of the step.
         """
         limit = max(timeout_s, FACTOR * num_passes * self.costs.step(shape))
@@ -127,8 +127,8 @@ class StepForecast:
     def decode_part(self, num_rows: int, context: int, num_prompt_tokens: int) -> float:
         """Fraction (0 to 1) of a step's time that decodes take alongside the prefill of the step.
 
-        0 before predictions start, and if decodes take less than the constant time per step, which
-        a separate step for them would add.
+        Returns 0 before predictions start, and if decodes take less than the constant time per
+        step, which a separate step for them would add.
 
         Args:
             num_rows: number of decoding requests.

@@ -387,7 +387,8 @@ class GraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, launch: Callable[[], None]) -> Replay:
-        """Captures the launches of `launch`; the replay runs on the current stream."""
+        """Captures what `launch` launches; returns a function that replays it on the current
+        stream."""
         launch()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -136,7 +136,7 @@ def slot_bytes(
     adapter_bytes: int,
 ) -> int:
     """Bytes that a rank allocates for all slots and for LoRA adapters: states (including the inputs
-    of tokens to replay), signals, and logits processors' tables.
+    of tokens to replay), self-conditioning signals of canvases, and logits processors' tables.
 
     Args:
         config: the engine's configuration.

@@ -131,7 +131,7 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def _check_canvases(config: EngineConfig, length: int) -> None:
-    """Checks an engine's configuration for a model with canvases of this length."""
+    """Checks an engine's configuration for a model with canvases of `length` tokens."""
     budget = config.scheduling.max_num_batched_tokens
     if 0 < budget < length:
         raise ValueError(

@@ -103,7 +103,7 @@ class HostSnapshots:
                 self._drop(place)
 
     def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Returns the stores and loads of Plan `seq`, in the form of `Plan`; None if there are
+        """Returns the stores and loads of Plan `seq`, in the format of `Plan`; None if there are
         none. Must be called for every Plan."""
         assert seq == self._next_seq, f"Plan {seq} takes the copies of Plan {self._next_seq}"
         self._next_seq += 1

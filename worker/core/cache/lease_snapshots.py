@@ -96,8 +96,8 @@ class LeaseSnapshots:
 
     def attach(self, lease: Lease, tree: RadixTree) -> None:
         """Attaches the snapshots that completed steps have stored to the cached pages at whose ends
-        they were taken. The lease's latest snapshot replaces its previous one unless that is
-        kept."""
+        they were taken. The lease's latest snapshot replaces its previous one unless the previous
+        one is to be kept."""
         assert lease.node is not None, "its pages are not cached"
         num_pages, size = lease.num_cached_pages, self._page_size
         due = [

@@ -30,7 +30,7 @@ class CacheManager:
     tree.
 
     For models with sliding windows, leases and the tree use blocks (see BlockPool), which have a
-    page in every group of layers. A lease returns pages of window groups once they are behind its
+    page in every group of layers. A lease releases pages of window groups once they are behind its
     window: they are freed, or stay cached until their memory is needed. Page counts include all
     groups. For other models, a block is a page.
 
@@ -329,8 +329,8 @@ class CacheManager:
         return self._blocks.rows(lease.pages, start, lease.first_seen)
 
     def advance(self, lease: Lease, position: int) -> None:
-        """Returns the pages of window groups that are no longer needed: no query in the last full
-        page before `position`, or after that page, attends to them.
+        """Releases the pages of window groups to which no query attends any more, neither in the
+        last full page before `position` nor after it.
 
         All steps that compute earlier positions must have completed, and their pages must have been
         committed.
@@ -344,7 +344,7 @@ class CacheManager:
             lease.first_seen = first
 
     def will_advance(self, lease: Lease, position: int) -> bool:
-        """Whether `advance` would return pages once `position` is reached."""
+        """Whether `advance` would release pages once `position` is reached."""
         return self._blocks is not None and (
             self._first_seen_from(position, lease) > lease.first_seen
         )
@@ -408,7 +408,7 @@ class CacheManager:
             self._tree.unlock(lease.node, lease.fence)
 
     def take_copies(self, seq: int) -> TakenCopies:
-        """Returns the page copies of Plan `seq`, in the form of `Plan`. Must be called for every
+        """Returns the page copies of Plan `seq`, in the format of `Plan`. Must be called for every
         Plan, before `take_state_copies`."""
         if self.host is None:
             return TakenCopies(None, None)
@@ -424,7 +424,7 @@ class CacheManager:
         return [] if self._snapshots is None else self._snapshots.take_loads(seq)
 
     def take_state_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Returns the copies between states and host memory of Plan `seq`, in the form of `Plan`;
+        """Returns the copies between states and host memory of Plan `seq`, in the format of `Plan`;
         None if there are none.
 
         Must be called for every Plan, after `take_snapshots`, which may move snapshots to the host.

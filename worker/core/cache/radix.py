@@ -96,8 +96,7 @@ class RadixTree:
         return Match(device_node, pages, num_unlocked, host_node, num_host, loading=loading)
 
     def lock(self, node: Node | None, cache_salt: str) -> Node:
-        """Protects the path to `node` from eviction; if `node` is None, the root of `cache_salt`.
-        """
+        """Protects the path to `node` (the root of `cache_salt` if None) from eviction."""
         if node is None:
             node = self._root(cache_salt)
         self._lock_up_to(node, None)

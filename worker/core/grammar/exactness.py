@@ -1,6 +1,6 @@
 """Detects parts of a rewritten JSON schema that xgrammar 0.2.8 does not enforce exactly.
 
-xgrammar ignores some keywords, applies only one of several combined ones, allows raw control
+xgrammar ignores some keywords, applies only one of several combined keywords, allows raw control
 characters in bounded strings and patterns, and lets a listed property be repeated as an additional
 one.
 """

@@ -132,7 +132,7 @@ class CanvasSteps(BlockSteps):
             self._claims.add_row(request, lease, length, builder)
 
     def _commit_pages(self, planned: InFlightRow, num_computed: int) -> None:
-        """Commits the full pages of known tokens to the prefix cache, and returns pages that are
+        """Commits the full pages of known tokens to the prefix cache, and releases pages that are
         behind windows."""
         cache = self._state.cache
         cache.commit(planned.lease, planned.request.token_ids, num_computed)

@@ -19,8 +19,9 @@ retried some hundreds of steps after a slow copy."""
 
 
 _SHORT_S = 0.002
-"""Maximum duration of copies that a step waits for, in seconds. If copies take longer, the request
-has its first row one or two steps later, and a step takes 10 ms or more."""
+"""Maximum duration of copies that a step waits for, in seconds. If copies would take longer, the
+step does not wait, and the request gets its first row one or two steps later; a step takes 10 ms or
+more."""
 
 
 class HostLoadPolicy:

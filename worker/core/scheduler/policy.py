@@ -123,7 +123,7 @@ class StepHeadroom:
 
     Args:
         tokens: prompt tokens left for new requests.
-        max_each: maximum number of tokens that one of them may take initially; the rest is
+        max_each: maximum number of tokens that one new request may take initially; the rest is
             distributed afterwards.
         alone: maximum number of tokens of a request that does not fit into any round and gets a
             separate step; 0 while other prefills are running.

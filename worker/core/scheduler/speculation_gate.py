@@ -51,8 +51,8 @@ class SpeculationGate:
     draft is worthwhile if its acceptance probability exceeds a threshold: the number of tokens that
     could be generated in the time that the draft takes, at the current throughput, including
     drafts. Proposers that know a probability for each draft receive the threshold with the Plan and
-    stop there. For other proposers, the acceptance rate p of the request limits the number: the
-    j-th draft is accepted with probability p^j.
+    stop drafting when it is reached. For other proposers, the acceptance rate p of the request
+    limits the number: the j-th draft is accepted with probability p^j.
 
     The more compute-bound a batch is, the closer the threshold is to one, and the fewer drafts
     there are. Decisions depend only on the calls, not on clocks or random numbers.

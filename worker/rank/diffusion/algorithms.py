@@ -78,8 +78,8 @@ class Sequential(Unmasking):
 
 
 class EntropyBounded(Unmasking):
-    """Decides positions in ascending order of entropy as long as the sum of their entropies does
-    not exceed a bound, and at least one (SDAR's `entropy_bounded`; arXiv 2505.24857)."""
+    """Decides positions in ascending order of entropy, at least one and as long as the sum of their
+    entropies does not exceed a bound (SDAR's `entropy_bounded`; arXiv 2505.24857)."""
 
     needs_entropy: ClassVar[bool] = True
 

@@ -24,7 +24,8 @@ whether it was inserted rather than undecided when the block began."""
 class JointThresholdInDel(DiffusionAlgorithm):
     """JointThreshold with two special tokens: one deletes the position for which it is proposed,
     and undecided positions are appended to the block; the other inserts an undecided position
-    before the token, and the block's last position is dropped.
+    before the one for which it is proposed, whose token stays, and the block's last position is
+    dropped.
 
     Rounds follow SGLang's JointThresholdInDel: if a state of the block repeats, the least confident
     edit is changed; the number of rounds is limited, and the last one writes no special token.

@@ -237,7 +237,8 @@ class PenaltyTable:
     """Tokens in each slot's prompt, and counts of tokens in each slot's output, for penalties.
 
     Sampled tokens are counted on the device, since the next step may be launched before the token
-    is on the host. Each admission to a slot recounts its tokens.
+    is on the host. When a request is admitted to a slot, the slot's counts are reset to those of
+    its tokens.
 
     Args:
         num_rows: number of slots, including the dummy slot.

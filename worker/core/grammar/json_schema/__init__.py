@@ -1,1 +1,1 @@
-"""JSON schemas: rewritten so that grammars enforce them exactly, or rejected."""
+"""Rewrites JSON schemas so that grammars enforce them exactly; rejects all others."""

@@ -34,7 +34,7 @@ class References:
 
     def __init__(self, root: Json) -> None:
         self._resources: dict[str, Json] = {"": root}
-        """Schemas that have an identifier, by the address it resolves to."""
+        """Schemas that have an identifier, by the address to which the identifier resolves."""
         self._anchors: dict[tuple[str, str], Json] = {}
         """Schemas by resource address and anchor."""
         self._bases: dict[int, str] = {}
