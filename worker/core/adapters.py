@@ -43,7 +43,7 @@ class Adapter:
         self.fence = 0
         """Last step with a row that uses the slot."""
         self.used = 0
-        """Sequence number of its last use, which orders adapters for eviction."""
+        """Sequence number of the adapter's last use, which orders adapters for eviction."""
 
 
 class AdapterPool:
@@ -255,8 +255,8 @@ class AdapterPool:
         self._forget_if_unused(adapter)
 
     def _retire(self, adapter: Adapter) -> None:
-        """Removes a version of an adapter, so that later requests for it read it again, with a new
-        key."""
+        """Removes a version of an adapter, so that later requests for the adapter read it again,
+        with a new key."""
         del self._by_version[adapter.ref.version]
 
     def _is_unused(self, adapter: Adapter) -> bool:

@@ -20,8 +20,8 @@ _DECODES, _DRAFTS = 16, 4
 those with drafts, which vary more. An observation takes 10 us, the shortest steps take 100 us.
 Until predictions start, all steps are observed."""
 FACTOR = 20.0
-"""Multiple of its predicted time after which a step counts as hung: a factor of 2 for the error of
-the prediction, times 10 for a shared machine."""
+"""Multiple of the predicted step time after which a step counts as hung: 2 for the error of the
+prediction, times 10 for a shared machine."""
 FIRST_FACTOR = 6.0
 """Multiple of the timeout that is allowed for a step larger than any before, since kernels may be
 compiled: a few kernels per model, some seconds each. With a timeout of ten seconds, this is a

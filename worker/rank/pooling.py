@@ -41,11 +41,11 @@ class _Row:
     """Index of the row in the Plan."""
     slot: int
     first_token: int
-    """Index of its first token among the step's tokens."""
+    """Index of the row's first token among the step's tokens."""
     is_first: bool
-    """Whether it computes the request's first token."""
+    """Whether the row computes the request's first token."""
     is_last: bool
-    """Whether it computes the request's last token."""
+    """Whether the row computes the request's last token."""
     length: int
     params: PoolingParams
     num_prompt: int

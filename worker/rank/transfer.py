@@ -17,7 +17,7 @@ class Tensors(Protocol):
     """A group of arrays on the device."""
 
     def __getitem__(self, name: str, /) -> torch.Tensor:
-        """The array of that name, [length]."""
+        """The array called `name`, [length]."""
         ...
 
 
@@ -137,7 +137,7 @@ class StagedArrays:
             start += aligned(length * int(dtype[2:]))
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The array of that name, [length]."""
+        """The array called `name`, [length]."""
         (dtype, length), start = self.kinds[name], self._starts[name]
         num_bytes = length * int(dtype[2:])
         return self.packed[start : start + num_bytes].view(_TORCH_TYPES[dtype])

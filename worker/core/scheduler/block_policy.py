@@ -98,8 +98,8 @@ class BlockBudget:
         )
 
     def grant_new(self, pending: Sequence[int]) -> list[int]:
-        """Takes the tokens for positions of admitted requests, and returns their number per
-        request: one block each, and, while tokens are left, more for the first requests."""
+        """Takes the tokens for positions of admitted requests; returns the number of positions for
+        each: one block and, while tokens are left, more for the first requests."""
         size = self._policy.size
         self._left -= size * len(pending)
         lengths = []

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from worker.core.request import Request
 
 _MIN_FRACTION = 0.25
-"""Minimum fraction of a request's uncached tokens that must be shared for it to wait."""
+"""Minimum fraction of a request's uncached tokens that must be shared for the request to wait."""
 
 
 class PrefixDeduplication:
@@ -46,7 +46,8 @@ class PrefixDeduplication:
             self._under_way[request.arrival] = request
 
     def still_waits(self, request: Request) -> bool:
-        """Whether the prefill that `request` waits for is still computing their shared tokens.
+        """Whether the prefill that `request` waits for is still computing the tokens that both
+        share.
 
         Takes constant time, so that thousands of requests may wait for one long prompt.
         """

@@ -38,7 +38,7 @@ class SchedulerStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerState:
-    """Requests of a worker group, which sets they are in, and their resources.
+    """Requests of a worker group, the sets that they are in, and their resources.
 
     Only `Lifecycle` moves requests; all other parts only write the fields named in their
     docstrings.

@@ -145,8 +145,8 @@ class _Block:
         return take
 
     def _diversify(self, tokens: IntArray, confidence: FloatArray, write: BoolArray) -> None:
-        """Replaces the least confident of the proposals that change a token with the best token
-        that has not been proposed for its position before."""
+        """Replaces one of the proposals that change a token, the least confident one, with the best
+        token that has not been proposed for that position before."""
         changing = np.flatnonzero(write & (tokens != self._ids))
         if not len(changing):
             return

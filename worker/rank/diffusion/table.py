@@ -36,11 +36,11 @@ class Phase(IntEnum):
 
     RUNNING = 0
     FINISHED = 1
-    """Done, but the KV cache lacks its final tokens."""
+    """The block is done, but the KV cache lacks its final tokens."""
     COMMITTED = 2
-    """Done, and the KV cache holds its final tokens."""
+    """The block is done, and the KV cache holds its final tokens."""
     ENDED = 3
-    """Done, and its request has ended."""
+    """The block is done, and its request has ended."""
 
 
 class SlotBlock(NamedTuple):
@@ -49,7 +49,7 @@ class SlotBlock(NamedTuple):
     start: int
     """First position."""
     num_fixed: int
-    """Number of tokens at its beginning that the request already had."""
+    """Number of tokens at the beginning of the block that the request already had."""
     rounds: int
     """Completed rounds."""
     phase: Phase

@@ -43,8 +43,8 @@ class SampledRow(NamedTuple):
     """Position of the new token."""
     params: LogitsParams
     num_drafts: int
-    """Number of drafts before the new token in its row, or tokens before it in its block (block
-    diffusion), which are not yet in the penalties' counts."""
+    """Number of tokens before the new one that penalties do not count yet: drafts in its row or, in
+    block diffusion, tokens in its block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

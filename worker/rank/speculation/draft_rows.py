@@ -69,7 +69,7 @@ def decode_batch(
         positions: [F] int64: positions to compute.
         tables: the rank's tables.
         ends: [F]: `positions` + 1 on the host, for attention that requires exact lengths; None if
-            they are not known there.
+            the host does not know them.
     """
     count = len(positions)
     table = np.zeros((count, 4), dtype=np.int64)

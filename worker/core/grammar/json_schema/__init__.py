@@ -1,1 +1,1 @@
-"""Rewrites JSON schemas so that grammars enforce them exactly; rejects all others."""
+"""Rewrites JSON schemas so that grammars enforce them exactly, and rejects those that cannot be."""

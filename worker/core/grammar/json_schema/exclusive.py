@@ -28,7 +28,7 @@ class _Branch:
     properties: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     """Schemas of properties; a property must match all of its schemas."""
     closed: tuple[frozenset[str], ...] = ()
-    """Sets of property names; no name outside any of these sets is allowed."""
+    """Sets of names: the name of each property must be in all of these sets."""
     minimum: float = float("-inf")
     maximum: float = float("inf")
 
