@@ -35,7 +35,7 @@ class MemoryBound(NamedTuple):
 
     @property
     def pinnable(self) -> int:
-        """Bytes that may be pinned."""
+        """Bytes that may be pinned: the free ones, minus those reserved for other uses."""
         return max(0, self.free - int(_RESERVED * self.total))
 
 

@@ -46,7 +46,7 @@ class Loads:
     pieces: Iterator[None]
     """Iterator that copies one piece per iteration or, on CUDA, launches its copy."""
     is_launched: bool = False
-    """Whether no pieces are left."""
+    """Whether all pieces have been copied or, on CUDA, launched."""
     awaited: int = 0
     """Plan whose rows wait for the loads; 0 if no rows do."""
     ms: float = 0.0

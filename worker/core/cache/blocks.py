@@ -62,7 +62,7 @@ class BlockPool:
 
     @property
     def num_fenced(self) -> int:
-        """Number of uses waiting for a step in flight."""
+        """Number of uses of window pages that end with a step in flight."""
         return len(self._fence)
 
     def take(self, count: int, *, seen: bool = True) -> list[int]:

@@ -19,9 +19,9 @@ _KEYWORDS: Mapping[str, frozenset[str]] = {
     "array": frozenset({"items", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
-"""Keywords that are enforced, by type."""
+"""Keywords that xgrammar enforces, by the type of the values that they apply to."""
 _ALONE = ("$ref", "anyOf", "const", "enum")
-"""Keywords that are enforced only without other keywords."""
+"""Keywords that xgrammar enforces only if the schema has no other keywords."""
 
 
 def inexact_keyword(schema: Any) -> str | None:

@@ -108,7 +108,7 @@ class AdapterGate:
         return opened
 
     def load(self) -> AdapterTotals:
-        """Adapters and totals for a report."""
+        """Totals for a load report, with the adapters that are on the device and in host memory."""
         return self.pool.load(self.num_waiting)
 
     def check_invariants(self) -> None:

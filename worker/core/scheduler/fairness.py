@@ -38,7 +38,7 @@ class TenantService:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several tenants have been served."""
+        """Whether more than one tenant has been served."""
         return len(self._served) > 1
 
     def served(self, tenant: str) -> float:

@@ -41,7 +41,7 @@ class PrefixDeduplication:
         }
 
     def add(self, request: Request) -> None:
-        """Adds a newly admitted request."""
+        """Adds a newly admitted request to the running prefills."""
         if request.lease is not None and request.lease.node is not None:
             self._under_way[request.arrival] = request
 

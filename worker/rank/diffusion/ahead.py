@@ -360,7 +360,7 @@ class RoundAhead:
 
 
 class _Placed(NamedTuple):
-    """Blocks of a round's windows before the round."""
+    """State of the blocks in a round's windows before the round."""
 
     blocks: torch.Tensor
     """[N, columns], as in BlocksAhead."""

@@ -53,9 +53,9 @@ class SpecialTokens(NamedTuple):
     mask: int
     """Token of undecided positions."""
     delete: int
-    """Token that deletes its position."""
+    """Token that, if proposed, deletes its position."""
     split: int
-    """Token that inserts a position."""
+    """Token that, if proposed, inserts an undecided position before its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

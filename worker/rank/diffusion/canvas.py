@@ -34,7 +34,7 @@ from worker.rank.transfer import to_device
 Forward = Callable[[Plan, torch.Tensor], torch.Tensor]
 """Runs a Plan's canvases with their signal [T, hidden]; returns their hidden states [T, hidden]."""
 Transform = Callable[[torch.Tensor], torch.Tensor]
-"""A function of the rows of a tensor."""
+"""Function that computes a row of the result for each row of a tensor."""
 _Words = npt.NDArray[np.uint64]
 _MIN_LOGIT: Final = -3e4
 """Lower bound on logits: finite in fp16, and so low that its exp() is 0. If logits processors

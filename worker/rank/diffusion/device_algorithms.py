@@ -42,7 +42,7 @@ class DeviceProposal(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """Blocks after a round."""
+    """State of blocks after a round."""
 
     ids: torch.Tensor
     """[N, B] int32: tokens; the mask token if undecided."""
@@ -59,7 +59,7 @@ class DeviceParams:
     """Algorithms and parameters of N blocks, [N, 1] each, on the device."""
 
     threshold: torch.Tensor
-    """fp32; infinite for algorithms without a threshold."""
+    """fp32: confidence threshold; infinite for algorithms without one."""
     quotient: torch.Tensor
     """int64: minimum number of positions that a round decides."""
     remainder: torch.Tensor

@@ -47,16 +47,16 @@ class SlotBlock(NamedTuple):
     """A slot's block before or after a round ahead."""
 
     start: int
-    """First position."""
+    """First position of the block."""
     num_fixed: int
     """Number of tokens at the beginning of the block that the request already had."""
     rounds: int
-    """Completed rounds."""
+    """Number of completed rounds of the block."""
     phase: Phase
     state: Sequence[int]
     """State of an editing algorithm, two numbers."""
     ids: Sequence[int]
-    """Token ids."""
+    """Token ids of the block's positions."""
     undecided: Sequence[int]
     """1 for positions without a token, otherwise 0."""
 

@@ -40,7 +40,7 @@ class Guesses(NamedTuple):
 
     token_ids: list[int]
     levels: list[int]
-    """Level of each guess, as in Calibration."""
+    """Level of each guess, as defined by Calibration."""
     num_drafts: int
     """Number of leading guesses that are worth verifying and become drafts."""
 

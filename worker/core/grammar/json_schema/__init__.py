@@ -1,1 +1,2 @@
-"""Rewrites JSON schemas so that grammars enforce them exactly, and rejects those that cannot be."""
+"""Rewrites JSON schemas so that grammars enforce them exactly, and rejects all that it cannot
+rewrite."""

@@ -98,7 +98,7 @@ class _Rewriting:
         return self._reference(given, keyword)
 
     def target(self, given: Mapping[str, Json], keyword: str) -> Json:
-        """The original schema to which a schema refers."""
+        """The original schema to which `keyword` of the schema `given` refers."""
         return self._references.find(given, keyword)
 
     def are_exclusive(self, alternatives: list[Json]) -> bool:

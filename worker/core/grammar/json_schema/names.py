@@ -22,11 +22,11 @@ _KNOWN = frozenset(
         *("required", "then", "type", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
     )
 )
-"""Keywords that affect validity."""
+"""JSON Schema keywords that affect which values are valid."""
 
 
 def constraints(schema: Mapping[str, Json]) -> dict[str, Json]:
-    """Keywords of a schema that are known to affect validity."""
+    """Keywords of a schema, with their values, that affect which values are valid."""
     return {name: value for name, value in schema.items() if name in _KNOWN}
 
 

@@ -1,4 +1,4 @@
-"""Rewrites the keywords for numbers."""
+"""Rewrites the keywords of JSON Schema for numbers, such as `minimum` and `multipleOf`."""
 
 from __future__ import annotations
 
