@@ -205,7 +205,7 @@ class DevicePlacement:
 
     @property
     def _nowhere(self) -> int:
-        """A cell of the dummy slot, for writes that have no effect."""
+        """A cell of the dummy slot, used for positions that must not be accessed."""
         return (len(self.tables.token_pool) - 1) * self.tables.token_stride
 
 

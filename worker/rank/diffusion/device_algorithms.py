@@ -63,7 +63,7 @@ class DeviceParams:
     quotient: torch.Tensor
     """int64: minimum number of positions that a round decides."""
     remainder: torch.Tensor
-    """int64: number of initial rounds that decide at least one position more than `quotient`."""
+    """int64: number of initial rounds whose minimum is one more than `quotient`."""
     entropy_bound: torch.Tensor
     edit_threshold: torch.Tensor
     max_post_edit_steps: torch.Tensor
