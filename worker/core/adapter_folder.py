@@ -1,4 +1,5 @@
-"""Folders of LoRA adapters: checks before serving, and versions. Does not import torch."""
+"""Checks folders of LoRA adapters before serving, and computes their versions. Does not import
+torch."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ class HostCopy(Enum):
 
 
 class Adapter:
-    """One version of an adapter that a request has used: its copies and the requests that need
-    them."""
+    """One version of an adapter that a request has used, with the state of its copies and the
+    number of its requests."""
 
     __slots__ = ("fence", "host", "key", "num_users", "num_waiting", "ref", "slot", "used")
 
@@ -36,17 +36,19 @@ class Adapter:
         self.slot = 0
         """1-based slot on the device; 0 if it has none."""
         self.num_users = 0
-        """Number of queued and running requests, which lock the slot."""
+        """Number of queued and running requests with this adapter. While there are any, the slot is
+        locked."""
         self.num_waiting = 0
         """Number of requests waiting for a slot."""
         self.fence = 0
         """Last step with a row that uses the slot."""
         self.used = 0
-        """Sequence number of its last use, which orders adapters for eviction."""
+        """Sequence number of the adapter's last use, which orders adapters for eviction."""
 
 
 class AdapterPool:
-    """Copies of adapters on a worker group's ranks, all of which follow the same Plans.
+    """Adapter copies and slots of a worker group, the same on all ranks, which follow the same
+    Plans.
 
         absent ──read──> host memory ──load──> slot on the device
            ^                  │                      │
@@ -54,8 +56,8 @@ class AdapterPool:
 
     A slot is locked while requests use its adapter and until the last step with one of their rows
     has completed. Of the unlocked slots, the least recently used one is evicted. The copy in host
-    memory is kept for later loads. Copies are evicted in the same order, unless requests are
-    waiting for them to be loaded.
+    memory is kept for later loads. Copies in host memory are evicted in the same order, except
+    those that waiting requests need.
 
     Args:
         num_slots: number of slots on the device; slots are 1-based.
@@ -76,7 +78,7 @@ class AdapterPool:
         self._reads: dict[int, AdapterRead] = {}
         self._drops: list[int] = []
         self._loads: dict[int, int] = {}
-        """Slots of the loads in the next Plan, by key."""
+        """Slots to load in the next Plan, by adapter key."""
 
     def find(self, ref: AdapterRef) -> Adapter:
         """The adapter that a newly arrived request will wait for or use."""
@@ -198,7 +200,7 @@ class AdapterPool:
         return reads, drops, loads
 
     def load(self, num_waiting: int) -> AdapterTotals:
-        """The adapters on the device and in host memory, and totals, for a report.
+        """Totals for a load report, with the adapters that are on the device and in host memory.
 
         Args:
             num_waiting: number of requests waiting for an adapter.
@@ -253,8 +255,8 @@ class AdapterPool:
         self._forget_if_unused(adapter)
 
     def _retire(self, adapter: Adapter) -> None:
-        """Removes a version of an adapter, so that later requests for it read it again, with a new
-        key."""
+        """Removes a version of an adapter, so that later requests for the adapter read it again,
+        with a new key."""
         del self._by_version[adapter.ref.version]
 
     def _is_unused(self, adapter: Adapter) -> bool:

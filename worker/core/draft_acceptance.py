@@ -32,7 +32,8 @@ class CommonGain:
         self.variance = 1.0
 
     def observe(self, gain: float, *, is_rare: bool) -> None:
-        """Adds one row's gain; `is_rare` is set if most rows of its kind did not draft."""
+        """Adds one row's gain. `is_rare` marks a row that drafted as a probe, while most similar
+        rows did not."""
         weight = 1.0 / (RARE_ROWS if is_rare else COMMON_ROWS)
         difference = gain - self.mean
         self.mean += weight * difference
@@ -60,14 +61,14 @@ class BatchRecord:
 
         Args:
             num_tokens: number of tokens generated.
-            seconds: predicted duration without prefill.
+            seconds: predicted duration of the step, excluding prefill.
         """
         keep = 1.0 - 1.0 / COMMON_ROWS
         self._tokens = keep * self._tokens + num_tokens
         self._seconds = keep * self._seconds + seconds
 
     def tokens_per_s(self, costs: StepCosts, num_rows: int) -> float:
-        """Tokens per second in these steps; before the first one, the predicted rate without
+        """Tokens per second in the recorded steps; before the first one, the predicted rate without
         drafts."""
         if self._seconds:
             return self._tokens / self._seconds
@@ -155,7 +156,7 @@ class RequestRecord:
         return step - self._idle_since >= self._wait
 
     def try_again(self, rate: float, common: CommonGain, step: int) -> None:
-        """Starts a probe with fresh priors. The wait until the next one doubles, up to a limit,
+        """Starts a probe with fresh priors. The wait until the next probe doubles, up to a limit,
         until a draft is accepted."""
         self._idle_since = step
         self._wait = min(2 * self._wait, LONGEST_WAIT)
@@ -170,6 +171,6 @@ class RequestRecord:
 
 
 def size_class(num_rows: int) -> int:
-    """Class of a batch size: one class per size up to 8, then classes that grow by about a
-    fifth."""
+    """Class of a batch size: one class per size up to 8; beyond that, each class is about a fifth
+    larger than the one before."""
     return num_rows if num_rows <= 8 else 8 + round(4 * math.log2(num_rows / 8))

@@ -33,7 +33,8 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self) -> EngineInfo:
-        """Loads the model on all ranks and allocates the KV cache. Raises RankFailure."""
+        """Loads the model on all ranks and allocates the KV cache. Raises RankFailure if a rank
+        fails."""
 
     @abstractmethod
     def launch(self, plan: Plan) -> AwaitResult:

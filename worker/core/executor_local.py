@@ -41,8 +41,8 @@ class LocalExecutor(Executor):
         self._rank = Rank(config)
 
     def start(self) -> EngineInfo:
-        """Loads rank 0's shard while the other ranks load theirs. All ranks have the same number of
-        pages."""
+        """Loads rank 0's shard while the other ranks load theirs. All ranks get the same number of
+        KV cache pages."""
         salt = begin_salt(self._config)
         with self._naming_failed_peer():
             device = select_device(self._config, 0)

@@ -40,8 +40,8 @@ class ProcessExecutor(Executor):
         """Number of the last Plan if its step may be one round ahead; otherwise 0."""
 
     def start(self) -> EngineInfo:
-        """Waits until all ranks have loaded their shards. All ranks have the same number
-        of pages."""
+        """Waits until all ranks have loaded their shards. All ranks get the same number of KV cache
+        pages."""
         salt = begin_salt(self._config)
         hellos = list(self._group.collect_hellos().values())
         info = build_engine_info(self._config, hellos, salt())

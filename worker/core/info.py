@@ -1,5 +1,5 @@
-"""EngineInfo: sent by the coordinator to its frontend after all ranks have loaded. Imports no
-torch."""
+"""Creates EngineInfo, which the coordinator sends to its frontend after all ranks have loaded. Does
+not import torch."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
 def _max_total_tokens(
     config: EngineConfig, num_pages: int, groups: PageGroups, *, num_ahead: int
 ) -> int:
-    """Maximum number of tokens of one request that fit in a cache of `num_pages` pages, excluding
-    the `num_ahead` positions after them. Raises ValueError if none fit."""
+    """Maximum number of tokens of one request that, together with `num_ahead` positions after them,
+    fit in a cache of `num_pages` pages. Raises ValueError if not even one token fits."""
     page_size, most = config.cache.page_size, config.scheduling.max_num_batched_tokens
     max_total_tokens = groups.max_tokens(num_pages, page_size, most) - num_ahead
     if max_total_tokens < 1:
@@ -169,7 +169,7 @@ def _processes(hellos: Sequence[Hello]) -> dict[str, int]:
 
 
 def slowest(ranks: Sequence[Hello | Ready]) -> dict[str, float]:
-    """Duration of each phase on its slowest rank, which the other ranks wait for, in seconds."""
+    """Duration of each phase, in seconds, on its slowest rank, for which the other ranks wait."""
     times: dict[str, float] = {}
     for rank in ranks:
         for phase, seconds in rank.startup.items():

@@ -23,7 +23,7 @@ class QueueEntry:
     num_uncached: int = 0
     """Number of uncached tokens at the last lookup in the prefix cache."""
     uncached_round: int = -1
-    """Admission round of that lookup; -1 if there was none."""
+    """Admission round of the lookup that set `num_uncached`; -1 if there was none."""
     awaited: int = -1
     """Arrival number of the running prefill that is computing a prefix this request shares; -1 if
     there is none."""

@@ -20,8 +20,8 @@ _DECODES, _DRAFTS = 16, 4
 those with drafts, which vary more. An observation takes 10 us, the shortest steps take 100 us.
 Until predictions start, all steps are observed."""
 FACTOR = 20.0
-"""Multiple of its predicted time after which a step counts as hung: a factor of 2 for the error of
-the prediction, times 10 for a shared machine."""
+"""Multiple of the predicted step time after which a step counts as hung: 2 for the error of the
+prediction, times 10 for a shared machine."""
 FIRST_FACTOR = 6.0
 """Multiple of the timeout that is allowed for a step larger than any before, since kernels may be
 compiled: a few kernels per model, some seconds each. With a timeout of ten seconds, this is a
@@ -51,8 +51,8 @@ class StepForecast:
         """Number of observed steps: all steps with prefill and a sample of the others (see
         `observe`)."""
         self._num_drafting = 0
-        """Number of steps with drafts. The first ones are all observed, and the coefficients are
-        computed immediately."""
+        """Number of steps with drafts. The first few are all observed, and the coefficients are
+        computed after each of them."""
         self._max_prompts = self._max_decodes = 0
         """Maximum number of prompt tokens, and maximum number of decoding requests plus drafts, in
         any step so far."""
@@ -84,12 +84,12 @@ class StepForecast:
     def limit_s(self, shape: StepShape, timeout_s: float, num_passes: int = 1) -> float:
         """Time in seconds after which a step is considered hung.
 
-        Longer for the first few hundred steps, and for a step with more prompt tokens, or more
-        decoding requests and drafts, than any before: kernels may still be compiled.
+        The limit is longer for the first few hundred steps, and for a step with more prompt tokens,
+        or more decoding requests and drafts, than any before: kernels may still be compiled.
 
         Args:
             shape: shape of one pass of the step.
-            timeout_s: minimum for all steps.
+            timeout_s: minimum limit, in seconds.
             num_passes: maximum number of forward passes of the step.
         """
         limit = max(timeout_s, FACTOR * num_passes * self.costs.step(shape))
@@ -127,8 +127,8 @@ class StepForecast:
     def decode_part(self, num_rows: int, context: int, num_prompt_tokens: int) -> float:
         """Fraction (0 to 1) of a step's time that decodes take alongside the prefill of the step.
 
-        0 before predictions start, and if decodes take less than the constant time per step, which
-        a separate step for them would add.
+        Returns 0 before predictions start, and if decodes take less than the constant time per
+        step, which a separate step for them would add.
 
         Args:
             num_rows: number of decoding requests.

@@ -113,7 +113,8 @@ class Timeline:
             self._rank_finished = None
 
     def _add(self, result: StepResult, awaited: float, collected: float, processed: float) -> None:
-        """Adds the oldest step to the totals and records, if its rank has measured the times."""
+        """Adds the oldest step to the totals and records, if `result` has the times that rank 0
+        measured."""
         launch, rank = self._launches.popleft(), result.times
         if rank is None:
             return

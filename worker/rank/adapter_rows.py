@@ -37,8 +37,8 @@ class AdapterRows:
         return _arrays(self._adapters, self._num_tiles)
 
     def selected(self, tokens: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """The same arrays for the tokens with these indices only; tokens are numbered in this
-        order."""
+        """The arrays of `all`, restricted to the given token indices. Their token numbers are
+        positions in `tokens`."""
         return _arrays(self._adapters[tokens], 0)
 
     def on_host(self, logits_indices: torch.Tensor | None) -> StepAdapters:

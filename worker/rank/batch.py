@@ -136,7 +136,7 @@ class Batch:
 
     @property
     def has_replay(self) -> bool:
-        """Whether drafts are replayed into states, or draft inputs are kept for a replay."""
+        """Whether the step replays drafts into states, or keeps their inputs for a later replay."""
         return self.staged is not None and "kept" in self.staged.kinds
 
 
@@ -468,14 +468,14 @@ def gather_inputs(
 
 
 def longest_row(batch: Batch, max_model_len: int) -> int:
-    """Number of tokens of the longest row; an upper bound on a graph for rows of any length."""
+    """Number of tokens of the longest row; an upper bound if a graph runs rows of any length."""
     if batch.num_tokens:
         return min(batch.num_tokens, max_model_len)
     return int(batch.rows[:, 2].max())
 
 
 _Parts = tuple[AttentionMetadata | None, AttentionMetadata | None]
-"""Attention of rows with one token, and of longer rows; None for a part without rows."""
+"""Attention metadata of rows with one token, and of longer rows; None for a part without rows."""
 
 
 def _attention_inputs(
@@ -487,7 +487,7 @@ def _attention_inputs(
     is_eager: bool,
 ) -> AttentionInputs:
     """Attention metadata of a group's rows, planned by the backend. Some queries may attend to a
-    selection of tokens, and some rows of an eager step may be computed in expanded form."""
+    selection of tokens, and some rows of an eager step may use expanded latents (MLA)."""
     whole, sparse, dense, expanded = parts, None, None, None
     if spec.top_k:
         parts, sparse = _split(parts, step.positions, spec.top_k)
@@ -524,7 +524,7 @@ def _split(
 
 
 def _split_prompts(parts: _Parts, expansion: Expansion) -> tuple[_Parts, ExpandedInputs | None]:
-    """Separates the rows of an eager step that are cheaper in expanded form."""
+    """Separates rows of an eager step that are cheaper with expanded latents (MLA)."""
     decode, extend = parts
     if extend is None:
         return parts, None

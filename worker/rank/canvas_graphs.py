@@ -33,7 +33,7 @@ class CanvasGraphs:
         forward: computes the hidden states of a batch.
         tables: tokens and pages of all slots.
         length: number of tokens per canvas.
-        signal: [largest size * length, hidden]: buffer of the signal.
+        signal: [largest size * length, hidden]: buffer of the self-conditioning signal.
         sizes: sizes in canvases, ascending.
         capture: `GraphCapture`; tests on CPU pass a function that captures nothing.
     """

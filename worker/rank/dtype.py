@@ -108,7 +108,8 @@ def resolve_cache_dtype(
 
 
 def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:
-    """Whether CPU steps with `backend` are faster in bfloat16 than in float32, with the reason."""
+    """Whether CPU steps with `backend` are faster in bfloat16 than in float32; also returns the
+    reason."""
     if not has_bf16_products():
         return False, "this processor has no bfloat16 instructions (AMX, AVX512_BF16)"
     speedups = {who: _speedup(who) for who in _multipliers(backend)}
@@ -117,8 +118,8 @@ def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:
 
 
 def _multipliers(backend: CPUBackend) -> Sequence[Multiplier]:
-    """Matmul implementations that must be faster in bfloat16; both with `auto`, since the model
-    determines which one is used."""
+    """Matmul implementations that must be faster in bfloat16. With `auto`, these are all of them,
+    since the model determines which one is used."""
     return ("native", "torch") if backend == "auto" else (backend,)
 
 

@@ -204,7 +204,7 @@ class StepGraphs:
         return self._sizes[-1]
 
     def size_for(self, rows: Sequence[Row]) -> int | None:
-        """The number of rows to which a step with these rows is padded; None if no graph can run
+        """Number of rows to which a step with the rows `rows` is padded; None if no graph can run
         it."""
         count = captured_rows(rows, self._row_tokens)
         if not 0 < count <= self._sizes[-1]:
@@ -355,7 +355,7 @@ class StepGraphs:
 
 
 def captured_rows(rows: Sequence[Row], row_tokens: int) -> int:
-    """Number of graph rows taken by these rows of a Plan; 0 if no graph can run them.
+    """Number of graph rows that the rows of a Plan take; 0 if no graph can run them.
 
     Args:
         rows: the Plan's rows.
@@ -387,7 +387,8 @@ class GraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, launch: Callable[[], None]) -> Replay:
-        """Captures the launches of `launch`; the replay runs on the current stream."""
+        """Captures what `launch` launches; returns a function that replays it on the current
+        stream."""
         launch()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -25,7 +25,7 @@ class Launched(Protocol):
         ...
 
     def result(self) -> StepResult:
-        """The step's result; waits for the device."""
+        """Returns the step's result; waits for the device."""
         ...
 
 

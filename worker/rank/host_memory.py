@@ -17,8 +17,9 @@ _RESERVED = 0.5
 """Fraction of memory reserved for other uses: Ray's object store (30 % of a node by default), the
 page cache of weights, and other containers that follow the same rule."""
 _MAX_RATIO = 2.0
-"""Maximum size relative to the KV cache on the device. If agents return after minutes, twice the
-device's cache recovers most of the prefix hits; more memory takes longer to pin."""
+"""Maximum size relative to the KV cache on the device. If conversations of agents pause for
+minutes, twice the device's cache recovers most of the prefix hits; more memory takes longer to pin.
+"""
 _MIN_RATIO = 0.125
 """Minimum size relative to the KV cache on the device: a smaller tier is not worth the copies."""
 
@@ -34,7 +35,7 @@ class MemoryBound(NamedTuple):
 
     @property
     def pinnable(self) -> int:
-        """Bytes that may be pinned."""
+        """Bytes that may be pinned: the free ones, minus those reserved for other uses."""
         return max(0, self.free - int(_RESERVED * self.total))
 
 

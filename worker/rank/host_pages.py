@@ -44,9 +44,9 @@ class Loads:
     seq: int
     """Sequence number of the Plan."""
     pieces: Iterator[None]
-    """Iterator, each item of which copies a piece or, on CUDA, launches its copy."""
+    """Iterator that copies one piece per iteration or, on CUDA, launches its copy."""
     is_launched: bool = False
-    """Whether no pieces are left."""
+    """Whether all pieces have been copied or, on CUDA, launched."""
     awaited: int = 0
     """Plan whose rows wait for the loads; 0 if no rows do."""
     ms: float = 0.0

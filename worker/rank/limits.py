@@ -96,7 +96,7 @@ def _fitting_states(most: int, state_bytes: int, group: TensorParallelGroup) -> 
 
 
 def limits_of_gpu(name: str, num_bytes: int) -> StepLimits:
-    """Default limits on a GPU with this name and this memory in bytes."""
+    """Default limits of a step on a GPU, given its name and its memory in bytes."""
     is_large = num_bytes >= _LARGE_BYTES and "a100" not in name.lower()
     return _LARGE_GPU if is_large else _GPU
 

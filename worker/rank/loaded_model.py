@@ -140,7 +140,8 @@ def _load_weights(
 
 
 def _add_eagle(config: EngineConfig, model: DecoderModel, num_positions: int) -> EagleHead:
-    """The model's EAGLE-3 head, without weights, to which the model passes its taps."""
+    """The model's EAGLE-3 head, without weights. The model passes it the hidden states of some
+    layers (taps)."""
     has_weights = config.load_format != "dummy"
     head = read_eagle(config.head_checkpoint, model.config, weights=has_weights)
     eagle = EagleHead(head, model, num_positions)

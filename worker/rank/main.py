@@ -46,7 +46,8 @@ def run_rank(
         rank: index of this rank in the group; on CPU, rank 0 may also run here.
         config: the group's engine configuration, equal on all ranks.
         directory: the group's private folder, with plan sockets and the rendezvous file.
-        rendezvous: used instead of the folder if the ranks are on several nodes.
+        rendezvous: how ranks on several nodes connect to each other; None if all are on one node
+            and use `directory`.
 
     Raises:
         Exception: the error that ended the rank, after notifying the coordinator.

@@ -136,7 +136,7 @@ def slot_bytes(
     adapter_bytes: int,
 ) -> int:
     """Bytes that a rank allocates for all slots and for LoRA adapters: states (including the inputs
-    of tokens to replay), signals, and logits processors' tables.
+    of tokens to replay), self-conditioning signals of canvases, and logits processors' tables.
 
     Args:
         config: the engine's configuration.
@@ -246,7 +246,7 @@ def cache_share(total: int, free: int, utilization: float, ranks: Sequence[Seque
         total: bytes of the device.
         free: bytes of the device that are free between steps.
         utilization: fraction of `total` that may be in use.
-        ranks: for each rank, bytes at the peak of a step and of graphs, and bytes held between
+        ranks: for each rank, bytes used by a step at its peak and by graphs, and bytes held between
             steps.
     """
     held = sum(held for _, held in ranks)

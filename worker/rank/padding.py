@@ -1,4 +1,5 @@
-"""Rows of a step on a graph, which has a fixed number of rows; columns are as in `Batch.rows`."""
+"""Splits and pads the rows of a step for a graph, which has a fixed number of rows. Columns are as
+in `Batch.rows`."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def split_blocks(table: IntArray, block_size: int) -> IntArray:
 
 
 def pad_rows(table: IntArray, size: int, num_tokens: int, tables: DeviceTables) -> IntArray:
-    """Pads rows [R, 4] to `size` with dummy rows that sample nothing. Each has one token (or
-    block); with `num_tokens`, the missing tokens are distributed evenly over them."""
+    """Pads rows [R, 4] to `size` with dummy rows that sample nothing. A dummy row has one token (or
+    block); with `num_tokens`, the missing tokens are distributed evenly over the dummy rows."""
     count = size - len(table)
     padding = np.zeros((count, 4), dtype=np.int64)
     padding[:, 0] = tables.dummy_slot

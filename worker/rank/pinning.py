@@ -13,7 +13,8 @@ import torch
 logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 128 << 20
-"""Minimum number of bytes pinned at a time. Other CUDA calls of the process may have to wait."""
+"""Minimum number of bytes pinned at a time. Other CUDA calls of the process may have to wait
+meanwhile."""
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE (Linux 5.14): allocates memory as if each of its pages were written."""
 

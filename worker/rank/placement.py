@@ -30,7 +30,8 @@ NO_TOKEN = -1
 class HostPlacement:
     """Positions of a step's F speculative rows, placed by the host.
 
-    These are plain integers: with arrays, a step with one row would take 0.1 ms longer on CPU.
+    All fields hold plain integers: with arrays, a step with one row would take 0.1 ms longer on
+    CPU.
     """
 
     slots: Sequence[int]
@@ -204,7 +205,7 @@ class DevicePlacement:
 
     @property
     def _nowhere(self) -> int:
-        """A cell of the dummy slot."""
+        """A cell of the dummy slot, used for positions that must not be accessed."""
         return (len(self.tables.token_pool) - 1) * self.tables.token_stride
 
 

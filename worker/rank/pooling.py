@@ -27,8 +27,8 @@ from worker.rank.batch import Batch
 from worker.rank.transfer import IntArray, to_device
 
 _FRACTION_BITS = 30
-"""Number of bits after the binary point of summed hidden states. Their resolution, 1e-9, is that of
-fp32 at 0.01; sums overflow beyond 8.6e9, which is a mean of 8,600 over a million tokens."""
+"""Number of bits after the binary point of summed hidden states. The resolution, 1e-9, is that of
+fp32 values near 0.01. Sums overflow beyond 8.6e9: a mean of 8,600 over a million tokens."""
 _SQUARE_BITS = 48
 """Number of bits after the binary point of summed squares, each at most 1: sums of 32,768 terms do
 not overflow."""
@@ -42,11 +42,11 @@ class _Row:
     """Index of the row in the Plan."""
     slot: int
     first_token: int
-    """Index of its first token among the step's tokens."""
+    """Index of the row's first token among the step's tokens."""
     is_first: bool
-    """Whether it computes the request's first token."""
+    """Whether the row computes the request's first token."""
     is_last: bool
-    """Whether it computes the request's last token."""
+    """Whether the row computes the request's last token."""
     length: int
     params: PoolingParams
     num_prompt: int
@@ -237,8 +237,9 @@ class Pooler:
     def _embeddings(
         self, pooled: torch.Tensor, sizes: Sequence[int], normalize: Sequence[bool | None]
     ) -> torch.Tensor:
-        """Embeddings, fp64 [n, hidden], from pooled hidden states. Only the first `sizes` elements
-        are used; `normalize` as requested."""
+        """Embeddings, fp64 [n, hidden], from pooled hidden states. Each uses only as many leading
+        elements as its entry in `sizes`, and is L2-normalized if its entry in `normalize` is true
+        (the model's default if None)."""
         default = self._info.normalize
         scaled = [default if one is None else one for one in normalize]
         if not any(scaled):

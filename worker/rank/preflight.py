@@ -17,8 +17,8 @@ from worker.protocol.options import option_name
 
 _STATEFUL = "linear-attention or convolution layers"
 _MOST_DRAFTS: Final = 15
-"""Maximum number of drafts per row for models with linear attention. Kernels advance states
-position by position, and can leave them unchanged, only in rows of up to 16 tokens (`MOST_STEPS`).
+"""Maximum number of drafts per row for models with linear attention. Only in rows of up to 16
+tokens (`MOST_STEPS`) can kernels advance states position by position, or leave them unchanged.
 """
 
 
@@ -132,7 +132,7 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def _check_canvases(config: EngineConfig, length: int) -> None:
-    """Checks an engine's configuration for a model with canvases of this length."""
+    """Checks an engine's configuration for a model with canvases of `length` tokens."""
     budget = config.scheduling.max_num_batched_tokens
     if 0 < budget < length:
         raise ValueError(

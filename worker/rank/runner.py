@@ -147,8 +147,8 @@ class ModelRunner:
         """Allocates the KV cache of `num_pages` pages (page 0 is the dummy page), host pages and
         tables.
 
-        On CUDA, also compiles all kernels and captures the graphs of small steps. Both run
-        collectives, so every rank must call this.
+        On CUDA, also compiles all kernels and captures the graphs of small steps. Compilation and
+        capture run collectives, so every rank must call this.
         """
         assert num_pages >= 2, "a cache needs a page besides the dummy page"
         config = self.config
@@ -347,7 +347,7 @@ class ModelRunner:
         masks: MaskRows | None = None,
     ) -> SamplerOutput | None:
         """Samples the batch's rows and scores its prompts, without waiting for the device; None if
-        it does neither."""
+        there is nothing to sample or score."""
         sampling = batch.sampling
         if sampling is not None and sampling.is_captured:
             assert self._graphs is not None, "captured sampling without graphs"
@@ -409,8 +409,8 @@ class ModelRunner:
         return replace(batch, logits_indices=None)  # the head reads the states of all tokens
 
     def _run(self, batch: Batch, logits_indices: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states of the tokens `logits_indices` (block diffusion); if None, of the batch's
-        `logits_indices`, or of all tokens."""
+        """Hidden states of the tokens at `logits_indices` (block diffusion). If that is None, those
+        of `batch.logits_indices`; if that is None, too, those of all tokens."""
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)

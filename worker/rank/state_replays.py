@@ -28,7 +28,8 @@ from worker.rank.state_rows import DraftRows
 from worker.rank.transfer import scatter
 
 _NOWHERE: Final = 1 << 62
-"""Position of a state without kept inputs: after every row, so that nothing is replayed."""
+"""Position of a state without kept inputs. It is greater than any position, so nothing is replayed.
+"""
 
 
 def num_replayed(config: EngineConfig, layout: KVCacheLayout) -> int:
@@ -49,7 +50,8 @@ class ReplayStep:
 
 
 class StateReplays:
-    """Positions of the states that drafts follow.
+    """Tracks the states of slots whose last row was a draft row, and plans replays of accepted
+    drafts.
 
     Args:
         num_slots: number of slots, including the dummy slot.
@@ -59,13 +61,14 @@ class StateReplays:
 
     def __init__(self, num_slots: int, num_tokens: int, device: torch.device) -> None:
         self.num_tokens = num_tokens
-        """Number of cells per slot."""
+        """Number of cells for kept inputs per slot."""
         self._positions = torch.full((num_slots,), _NOWHERE, dtype=torch.int64, device=device)
         """[slots]: position of the state of a slot whose last row was a draft row."""
         self._is_drafted = np.zeros(num_slots, dtype=np.bool_)
         """[slots]: whether the slot's last row was a draft row."""
         self._uses_bounds = registry.uses_triton(device)
-        """Whether sizes are upper bounds, since the device determines the actual ones."""
+        """Whether numbers of replayed tokens are upper bounds, since only the device knows the
+        actual ones."""
 
     def admit(self, admits: Sequence[Admit]) -> None:
         """Resets slots that get a new request, which has no drafts yet."""
@@ -120,8 +123,8 @@ class StateReplays:
         """Rows that are replayed, and the cells of their tokens.
 
         Args:
-            slots: [F]: slots of the rows that follow.
-            starts: [F]: their first positions.
+            slots: [F]: slots of the rows that follow draft rows.
+            starts: [F]: first positions of these rows.
             positions: [F]: positions whose states are stored, if the replay passes them.
             targets: [F]: indices in the state caches to which these states are copied.
         """

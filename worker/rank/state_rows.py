@@ -120,8 +120,9 @@ def arrays_of_states(
 def split_stores(
     table: IntArray, drafts: Sequence[int], stores: Sequence[StateStore]
 ) -> tuple[list[StateStore], dict[int, StateStore]]:
-    """Divides snapshots into those of states within rows and, by slot, those of states that are
-    replayed before a row. The position of a draft row is only known on the device."""
+    """Splits the snapshots of a step into two kinds: those taken within rows, and, by slot, those
+    taken during the replay before a row. Snapshots of draft rows are of the second kind, since only
+    the device knows where the row begins."""
     if not stores:
         return [], {}
     of_drafts = set(drafts)

@@ -75,7 +75,7 @@ class SampledStep:
     sampled_rows: Sequence[int] | None = None
     """Indices of the sampled tokens that are used; None for all tokens."""
     times: RankTimes
-    """Times of the step on the host; on CUDA, those of its launches."""
+    """Host times of the step; on CUDA, the times at which its work was launched."""
     compute_ms: float
     """Milliseconds that the host spent on the step, excluding waits for masks and copies; on CUDA,
     `result` reports device time instead."""

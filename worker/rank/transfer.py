@@ -17,7 +17,7 @@ class Tensors(Protocol):
     """A group of arrays on the device."""
 
     def __getitem__(self, name: str, /) -> torch.Tensor:
-        """The array of that name, [length]."""
+        """The array called `name`, [length]."""
         ...
 
 
@@ -41,7 +41,7 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def gather(tensor: torch.Tensor, cells: Sequence[int]) -> list[int]:
-    """Reads these cells of an integer tensor [n]; waits for the device."""
+    """Reads the elements `cells` of an integer tensor [n]; waits for the device."""
     if tensor.is_cpu:  # numpy is 10x faster than torch's ops
         return list(map(tensor.numpy().item, cells))
     values: list[int] = tensor[to_device(torch.tensor(cells), tensor.device)].tolist()
@@ -49,7 +49,8 @@ def gather(tensor: torch.Tensor, cells: Sequence[int]) -> list[int]:
 
 
 def scatter(tensor: torch.Tensor, cells: Sequence[int], values: Sequence[int]) -> None:
-    """Writes values to these cells of an integer tensor [n]; does not wait for the device."""
+    """Writes `values` to the elements `cells` of an integer tensor [n]; does not wait for the
+    device."""
     if tensor.is_cpu:
         array = tensor.numpy()
         for cell, value in zip(cells, values, strict=True):
@@ -136,7 +137,7 @@ class StagedArrays:
             start += aligned(length * int(dtype[2:]))
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The array of that name, [length]."""
+        """The array called `name`, [length]."""
         (dtype, length), start = self.kinds[name], self._starts[name]
         num_bytes = length * int(dtype[2:])
         return self.packed[start : start + num_bytes].view(_TORCH_TYPES[dtype])

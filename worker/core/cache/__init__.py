@@ -1,1 +1,1 @@
-"""KV cache management: page and slot pools, the prefix cache, and leases on both."""
+"""KV cache management: page and slot pools, the prefix cache, and leases of pages and slots."""

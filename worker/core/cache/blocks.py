@@ -52,8 +52,8 @@ class BlockPool:
         """Idle blocks within a window of a lease's end. A request that continues there needs them,
         so they are reclaimed last."""
         self._fence = Fence[tuple[int, bool]](steps, lambda use: self._end_use(*use))
-        """Uses that end with a step. Each has the block, and whether the lease ends within a window
-        of it."""
+        """Uses of window pages that end when a step completes: block, and whether the lease ends
+        within a window of it."""
 
     @property
     def num_idle_pages(self) -> int:
@@ -62,7 +62,7 @@ class BlockPool:
 
     @property
     def num_fenced(self) -> int:
-        """Number of uses waiting for a step in flight."""
+        """Number of uses of window pages that end with a step in flight."""
         return len(self._fence)
 
     def take(self, count: int, *, seen: bool = True) -> list[int]:
@@ -132,7 +132,7 @@ class BlockPool:
         return sum(block in self._behind or block in self._ends for block in blocks)
 
     def num_used_alone(self, blocks: Iterable[int]) -> int:
-        """Number of `blocks` that no lease uses except the one that uses all of them."""
+        """Number of `blocks` (all used by one lease) that no other lease uses."""
         return sum(self._users[block] == 1 for block in blocks)
 
     def use(self, blocks: Iterable[int]) -> None:
@@ -148,7 +148,7 @@ class BlockPool:
         Args:
             blocks: blocks whose window pages the lease used.
             fence: last step that may read them.
-            lease_ends: whether the lease ends within a window of these blocks.
+            lease_ends: whether the lease ends within a window of `blocks`.
         """
         passed = self._fence.passed(fence)
         for block in blocks:
@@ -163,7 +163,8 @@ class BlockPool:
 
     def move_window(self, block: int, cached: int) -> bool:
         """Moves the window pages and users of a lease's block to a cached block with the same
-        tokens if that block's window pages have been freed; returns whether they had been."""
+        tokens, if the window pages of the cached block have been freed. Returns whether they were
+        moved."""
         if cached in self._window or block not in self._window:
             return False
         self._window[cached] = self._window.pop(block)
@@ -199,7 +200,8 @@ class BlockPool:
         Args:
             cached: all blocks in the prefix cache.
             uncached: all blocks that only belong to a lease.
-            used: blocks whose window pages are used by leases, one entry per lease.
+            used: blocks whose window pages are used by leases; a block is repeated for each lease
+                that uses it.
         """
         assert self._cached == set(cached), "cached blocks miscounted"
         assert len(cached) + len(uncached) == len(self._full), (

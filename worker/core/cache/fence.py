@@ -1,4 +1,4 @@
-"""Fences: hold items back until the last step that uses them has completed."""
+"""Fences, which hold items back until the last step that uses them has completed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CompletedSteps:
 
 
 class Fence(Generic[T]):
-    """Holds items back until the step given for each has completed.
+    """Holds items back, each until a given step has completed.
 
         step 7 launched ── release(page, fence 7) ── step 7 completed ── page usable again
 

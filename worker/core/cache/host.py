@@ -36,8 +36,8 @@ class HostTier(Protocol):
         """Number of leading pages that can be stored now."""
 
     def num_kept(self, entries: Sequence[int], count: int) -> int:
-        """Number of leading entries that can stay if at least `count` slots are freed from the end;
-        0 if none can."""
+        """Number of leading entries that can stay if entries at the end are freed until at least
+        `count` slots are free; 0 if none can."""
 
     def is_idle(self, entries: Sequence[int]) -> bool:
         """Whether no copy in flight uses any of `entries`."""
@@ -46,7 +46,8 @@ class HostTier(Protocol):
         """Schedules copies of evicted pages with the next Plan; returns their entries."""
 
     def load(self, entries: Sequence[int], pages: Sequence[int]) -> None:
-        """Schedules copies to device pages with the next Plan, which then frees the entries."""
+        """Schedules copies of `entries` to device pages with the next Plan, after which the entries
+        are free."""
 
     def forget(self, entries: Sequence[int]) -> None:
         """Releases entries that are evicted from the cache."""
@@ -81,7 +82,8 @@ class HostPool:
         self.next_seq = 1
         """Number of the next Plan, which includes the copies."""
         self._stores = PageCopies([], [])
-        """Copies to the host in the next Plan; these pages must not change before that."""
+        """Copies to the host in the next Plan; their device pages must not change before that Plan.
+        """
         self._loads = PageCopies([], [])
         """Copies back to the device in the next Plan."""
         self._totals = HostCacheTotals(num_pages=num_slots)
@@ -139,8 +141,8 @@ class HostPool:
         return slot
 
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Schedules copies of slots to device pages with the next Plan, which then frees the
-        slots."""
+        """Schedules copies of slots to device pages with the next Plan, after which the slots are
+        free."""
         self._loads.pages.extend(pages)
         self._loads.slots.extend(slots)
         self._slots.release(slots, self.next_seq)
@@ -157,8 +159,8 @@ class HostPool:
         self._release(slots)
 
     def note_resumed(self, num_tokens: int, num_cached: int, num_loaded: int) -> None:
-        """Counts the tokens of a preempted request when it is readmitted: those computed before its
-        preemption, cached on the device, and loaded from the host."""
+        """Adds the tokens of a readmitted request to the totals: those computed before its
+        preemption, those of them cached on the device, and those loaded from the host."""
         self._totals.num_resumed_tokens += num_tokens
         self._totals.num_resumed_cached_tokens += min(num_cached, num_tokens)
         self._totals.num_resumed_loaded_tokens += num_loaded

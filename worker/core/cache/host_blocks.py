@@ -49,8 +49,8 @@ class HostBlocks:
         return len(blocks)
 
     def num_kept(self, host_blocks: Sequence[int], count: int) -> int:
-        """Number of leading blocks that can stay if at least `count` slots are freed from the end;
-        0 if none can."""
+        """Number of leading blocks that can stay if blocks at the end are freed until at least
+        `count` slots are free; 0 if none can."""
         keep = len(host_blocks)
         while keep and count > 0:
             keep -= 1
@@ -88,8 +88,8 @@ class HostBlocks:
         return host_blocks
 
     def load(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
-        """Schedules copies to blocks on the device with the next Plan, which then frees the host
-        blocks. Window pages are loaded for blocks that have them on the device."""
+        """Schedules copies to blocks on the device with the next Plan, after which the host blocks
+        are free. Window pages are loaded for blocks that have them on the device."""
         for host_block, block in zip(host_blocks, blocks, strict=True):
             full, window = self._blocks.pages(block)
             self._slots.load(self._full.pop(host_block), full)

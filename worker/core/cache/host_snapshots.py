@@ -21,7 +21,8 @@ class Place(NamedTuple):
 
 
 class HostSnapshots:
-    """Snapshots in host memory, each attached to a cached page in either tier.
+    """Snapshots in host memory, each attached to a cached page, which is on the device or in host
+    memory.
 
         snapshot on the device ──store──> snapshot in host memory ──load──> state of a request
 
@@ -62,8 +63,9 @@ class HostSnapshots:
         return place in self._at
 
     def store(self, snapshot: int, place: Place) -> None:
-        """Schedules a copy of a snapshot on the device with the next Plan, for the page at `place`.
-        Does nothing if that page already has one, or if all snapshots in host memory are in use."""
+        """Schedules a copy of a device snapshot to host memory with the next Plan, for the page at
+        `place`. Does nothing if that page already has one, or if all snapshots in host memory are
+        in use."""
         if place in self._at:
             return
         host_snapshot = self._take()
@@ -101,7 +103,7 @@ class HostSnapshots:
                 self._drop(place)
 
     def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Returns the stores and loads of Plan `seq`, in the form of `Plan`; None if there are
+        """Returns the stores and loads of Plan `seq`, in the format of `Plan`; None if there are
         none. Must be called for every Plan."""
         assert seq == self._next_seq, f"Plan {seq} takes the copies of Plan {self._next_seq}"
         self._next_seq += 1

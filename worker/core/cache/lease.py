@@ -37,7 +37,7 @@ class Match(NamedTuple):
 
     @property
     def num_pages(self) -> int:
-        """Number of pages in both tiers."""
+        """Number of pages of the match, on the device and in host memory."""
         return len(self.pages) + self.num_host
 
 
@@ -73,11 +73,11 @@ class Lease:
     none.
     """
     state_start: int = 0
-    """Minimum position that the slot's state has reached after the steps planned so far."""
+    """Minimum position that the slot's state will have reached after all steps planned so far."""
     state_end: int = 0
     """Maximum position that the slot's state has reached after the completed steps. With drafts,
     only the device knows the exact position."""
     fence: int = 0
     """Last launched step that uses the slot and the pages."""
     load_seq: int = 0
-    """Last Plan with loads from host memory that its rows read; 0 if there is none."""
+    """Last Plan with loads from host memory that rows of this lease read; 0 if there is none."""

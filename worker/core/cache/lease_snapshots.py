@@ -14,9 +14,9 @@ class LeaseSnapshots:
 
     Without drafts, a row stores the state at positions within it. A draft row leaves the state at
     its first position, since drafts may be rejected; the next row first advances it by the accepted
-    drafts. The scheduler does not know how many were accepted when it plans that row, so a snapshot
-    there is only stored if the state passes its position. When the step has completed, the
-    scheduler knows whether it did.
+    drafts. When the scheduler plans that row, it does not know how many drafts were accepted. It
+    therefore plans a snapshot at a position that the state may or may not reach, and only learns
+    from the step's result whether the snapshot was stored.
 
     Args:
         pool: all snapshots.
@@ -96,8 +96,8 @@ class LeaseSnapshots:
 
     def attach(self, lease: Lease, tree: RadixTree) -> None:
         """Attaches the snapshots that completed steps have stored to the cached pages at whose ends
-        they were taken. The lease's latest snapshot replaces its previous one unless that is
-        kept."""
+        they were taken. The lease's latest snapshot replaces its previous one unless the previous
+        one is to be kept."""
         assert lease.node is not None, "its pages are not cached"
         num_pages, size = lease.num_cached_pages, self._page_size
         due = [

@@ -30,7 +30,7 @@ class CacheManager:
     tree.
 
     For models with sliding windows, leases and the tree use blocks (see BlockPool), which have a
-    page in every group of layers. A lease returns pages of window groups once they are behind its
+    page in every group of layers. A lease releases pages of window groups once they are behind its
     window: they are freed, or stay cached until their memory is needed. Page counts include all
     groups. For other models, a block is a page.
 
@@ -79,7 +79,7 @@ class CacheManager:
         self._loading: deque[int] = deque()
         """Plans whose loads have not completed, oldest first."""
         self._loads_now = 0
-        """Last Plan whose rows wait for its loads."""
+        """Last Plan whose rows wait for the loads of that Plan; 0 if there was none."""
         self._pages = FencedPool(1, num_pages - 1, steps)
         self._slots = FencedPool(0, num_slots, steps)
         self._blocks: BlockPool | None = None
@@ -91,7 +91,7 @@ class CacheManager:
         """Host-memory tier; None if disabled."""
         num_snapshots = groups.num_snapshots(num_pages - 1) if enable_prefix_caching else 0
         self.keeps_states = num_snapshots > 0
-        """Whether `take_snapshots` has anything to do."""
+        """Whether layers have states, so that `take_snapshots` must be called."""
         self._num_groups = groups.num_groups
         self.num_blocks = (num_pages - 1) // self._num_groups
         """Number of blocks on the device."""
@@ -148,8 +148,8 @@ class CacheManager:
 
     @property
     def loaded(self) -> int:
-        """The last Plan whose loads, like those of all earlier Plans, have completed or are awaited
-        (`Plan.loaded`)."""
+        """The last Plan for which all loads up to and including its own have completed or are
+        awaited (`Plan.loaded`)."""
         return max(self._copied.last, self._loads_now)
 
     @property
@@ -159,7 +159,7 @@ class CacheManager:
 
     @property
     def num_to_load(self) -> int:
-        """Number of pages that the next Plan loads; a state counts as several pages."""
+        """Number of pages that the next Plan loads; a state counts as `snapshot_pages` pages."""
         if self.host is None:
             return 0
         num_pages = self.host.num_to_load
@@ -225,7 +225,7 @@ class CacheManager:
     def match(
         self, token_ids: array[int], cache_salt: str, *, num_left: int = 1, with_host: bool = True
     ) -> Match:
-        """Longest cached prefix that leaves `num_left` tokens to compute. Locks nothing.
+        """Longest cached prefix that leaves at least `num_left` tokens to compute. Locks nothing.
 
         Args:
             token_ids: tokens of the request.
@@ -263,9 +263,9 @@ class CacheManager:
         Pages of the match that are in host memory get device pages, which the next Plan loads. The
         caller must check `num_free_slots` and `num_available`.
 
-        Unless `shared`, the lease does not use the prefix cache. This is for requests that
-        recompute cached tokens, which would otherwise need their own pages and also lock the cached
-        ones.
+        Unless `shared`, the lease does not use the prefix cache. This is for requests that must
+        recompute cached tokens: they need their own pages anyway, and would otherwise lock the
+        cached pages, too.
         """
         end = match.host_node or match.node
         node = self._tree.lock(end, cache_salt) if self._enabled and shared else None
@@ -329,8 +329,8 @@ class CacheManager:
         return self._blocks.rows(lease.pages, start, lease.first_seen)
 
     def advance(self, lease: Lease, position: int) -> None:
-        """Returns the pages of window groups that are no longer needed: no query in the last full
-        page before `position`, or after that page, attends to them.
+        """Releases the pages of window groups to which no query attends any more, neither in the
+        last full page before `position` nor after it.
 
         All steps that compute earlier positions must have completed, and their pages must have been
         committed.
@@ -344,7 +344,7 @@ class CacheManager:
             lease.first_seen = first
 
     def will_advance(self, lease: Lease, position: int) -> bool:
-        """Whether `advance` would return pages once `position` is reached."""
+        """Whether `advance` would release pages once `position` is reached."""
         return self._blocks is not None and (
             self._first_seen_from(position, lease) > lease.first_seen
         )
@@ -408,7 +408,7 @@ class CacheManager:
             self._tree.unlock(lease.node, lease.fence)
 
     def take_copies(self, seq: int) -> TakenCopies:
-        """Returns the page copies of Plan `seq`, in the form of `Plan`. Must be called for every
+        """Returns the page copies of Plan `seq`, in the format of `Plan`. Must be called for every
         Plan, before `take_state_copies`."""
         if self.host is None:
             return TakenCopies(None, None)
@@ -424,7 +424,7 @@ class CacheManager:
         return [] if self._snapshots is None else self._snapshots.take_loads(seq)
 
     def take_state_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Returns the copies between states and host memory of Plan `seq`, in the form of `Plan`;
+        """Returns the copies between states and host memory of Plan `seq`, in the format of `Plan`;
         None if there are none.
 
         Must be called for every Plan, after `take_snapshots`, which may move snapshots to the host.

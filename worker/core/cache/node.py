@@ -8,8 +8,8 @@ from math import exp, log
 class Node:
     """A run of cached pages in one tier; a root has no pages and stands for one cache salt.
 
-    All runs below a run in host memory are in host memory too, since a match cannot return to the
-    device.
+    All runs below a run in host memory are in host memory, too: the device part of a match always
+    precedes its host part.
 
     Args:
         parent: None for a root, and after the node was removed from the tree.

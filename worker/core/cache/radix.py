@@ -31,8 +31,9 @@ class RadixTree:
     Args:
         page_size: tokens per page.
         block_hash_salt: mixed into block hashes.
-        capacity: number of pages on the device. The weight of a use decays to 1/e while this many
-            pages are stored, which is how long a page that is used once stays cached.
+        capacity: number of pages on the device. The weight of a use decays to 1/e in the time in
+            which this many pages are added to the tree, which is also how long a page that is used
+            once stays cached.
         steps: the completed steps.
         host: host-memory tier; None if disabled.
     """
@@ -95,7 +96,7 @@ class RadixTree:
         return Match(device_node, pages, num_unlocked, host_node, num_host, loading=loading)
 
     def lock(self, node: Node | None, cache_salt: str) -> Node:
-        """Protects the path to `node` from eviction; None for the root of `cache_salt`."""
+        """Protects the path to `node` (the root of `cache_salt` if None) from eviction."""
         if node is None:
             node = self._root(cache_salt)
         self._lock_up_to(node, None)
@@ -341,7 +342,7 @@ class RadixTree:
         return host.num_fitting(pages)
 
     def _demote(self, node: Node) -> None:
-        """Moves an unlocked run without children on the device to the host."""
+        """Moves an unlocked run that has no children on the device to the host."""
         assert self._host is not None
         parent = node.parent
         assert parent is not None

@@ -22,7 +22,7 @@ class PendingSnapshot(NamedTuple):
     snapshot: int
     """Number of the snapshot in the pool."""
     is_kept: bool
-    """Whether the snapshot is kept when its lease has a later one."""
+    """Whether the snapshot is kept after its lease has stored a later one."""
     seq: int = 0
     """Number of the step that stores the snapshot."""
 
@@ -116,8 +116,8 @@ class SnapshotPool:
             self._drop(page)
 
     def keep(self, page: int) -> None:
-        """Keeps the snapshot of `page` from being freed as a rolling one. It is the last snapshot
-        of a lease that has ended."""
+        """Keeps the snapshot of `page` from being freed as a rolling one. Called for the last
+        snapshot of a lease that has ended."""
         self._rolling.discard(page)
 
     def load(self, place: Place, slot: int) -> bool:

@@ -59,7 +59,7 @@ def shortened(message: str) -> str:
 
 
 class Matcher(Protocol):
-    """Grammar state of one request, implemented by one of the libraries."""
+    """Grammar state of one request, implemented with one of the grammar libraries."""
 
     def accept(self, token_id: int) -> bool:
         """Advances by one token; returns False if the grammar does not allow it."""

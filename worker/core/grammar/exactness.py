@@ -1,6 +1,6 @@
 """Detects parts of a rewritten JSON schema that xgrammar 0.2.8 does not enforce exactly.
 
-xgrammar ignores some keywords, applies only one of several combined ones, allows raw control
+xgrammar ignores some keywords, applies only one of several combined keywords, allows raw control
 characters in bounded strings and patterns, and lets a listed property be repeated as an additional
 one.
 """
@@ -19,9 +19,9 @@ _KEYWORDS: Mapping[str, frozenset[str]] = {
     "array": frozenset({"items", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
-"""Keywords that are enforced, by type."""
+"""Keywords that xgrammar enforces, by the type of the values that they apply to."""
 _ALONE = ("$ref", "anyOf", "const", "enum")
-"""Keywords that are enforced only without other keywords."""
+"""Keywords that xgrammar enforces only if the schema has no other keywords."""
 
 
 def inexact_keyword(schema: Any) -> str | None:

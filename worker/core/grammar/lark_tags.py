@@ -33,7 +33,7 @@ def lark_of(tag: Mapping[str, Any]) -> str:
 
 
 class _Writer:
-    """Writes rules and terminals, collected in `rules`."""
+    """Writes the rules and terminals of a Lark grammar to `rules`."""
 
     def __init__(self) -> None:
         self.rules: list[str] = []
@@ -48,7 +48,7 @@ class _Writer:
         }
 
     def expression(self, part: Format) -> str:
-        """Expression for a format, using rules."""
+        """Lark expression for a format; adds the rules that the expression needs."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in self._kinds:
             known = ", ".join(self._kinds)

@@ -31,8 +31,9 @@ SLOW_S = 0.01
 """Time taken by the last token, in seconds, above which a grammar counts as slow. Steps do not wait
 for a slow grammar, and its request is held until the next mask is ready."""
 _PAUSE_TOKENS = 32
-"""Number of tokens without drafts after the first walk that took SLOW_S; doubled after each further
-one. Since a step waits for the walk, 10 ms per 32 tokens cost 0.3 ms per token."""
+"""Number of tokens without drafts after the first walk (`MatcherState.walk`) that takes SLOW_S;
+doubled after each further one. A step waits for the walk: 10 ms every 32 tokens cost 0.3 ms per
+token."""
 
 
 class MatcherState:

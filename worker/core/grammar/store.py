@@ -29,7 +29,7 @@ from worker.protocol.messages import CompiledGrammar, EngineInfo, Submit, Submit
 
 
 class Provided(NamedTuple):
-    """Grammar state of a request that can be scheduled, or a problem."""
+    """Outcome for a held request: a grammar state with which it can be scheduled, or a problem."""
 
     request_id: str
     attempt: int

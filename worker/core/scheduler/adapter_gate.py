@@ -9,10 +9,9 @@ from worker.core.request import Request
 from worker.protocol.adapters import AdapterTotals
 
 TURN_S = 0.5
-"""Time in seconds that an adapter waits for a slot while further requests for the adapters on the
-device enter the queue. After that, further requests for one of these adapters have to wait, so that
-its slot becomes free. Requests usually run longer than this, so it adds little to the time until a
-slot is free."""
+"""Time, in seconds, that an adapter in host memory waits for a slot before another adapter must
+give up its slot: from then on, new requests for the other adapter have to wait. Requests usually
+run longer than this, so it adds little to the time until a slot is free."""
 
 
 class AdapterGate:
@@ -109,7 +108,7 @@ class AdapterGate:
         return opened
 
     def load(self) -> AdapterTotals:
-        """Adapters and totals for a report."""
+        """Totals for a load report, with the adapters that are on the device and in host memory."""
         return self.pool.load(self.num_waiting)
 
     def check_invariants(self) -> None:

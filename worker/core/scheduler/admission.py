@@ -35,12 +35,12 @@ LEVEL = 2
 (`_rank`).
 """
 MAX_DISPLACING = 8
-"""Number of waiting requests that a fifo round considers if fewer slots are free, since they may
-preempt running ones."""
+"""Minimum number of waiting requests that a fifo round considers, even if fewer slots are free: a
+request may get its slot by preempting a running one."""
 
 
 class Admitted(NamedTuple):
-    """A request admitted to a step, which has a slot, and pages available for its tokens."""
+    """A request admitted to a step. It has a slot, and there are pages for its tokens."""
 
     request: Request
     lease: Lease
@@ -281,8 +281,8 @@ class Admission:
         )
 
     def _placement(self, request: Request, only_preempting: bool) -> _Placement:
-        """Decides whether a request gets a free slot and pages, or those of less
-        urgent requests."""
+        """Decides whether a request gets free slots and pages, those of less urgent requests, or
+        none."""
         match = self._match(request)
         num_missing = self._num_missing(request, match)
         if not only_preempting and num_missing <= 0 and self._cache.num_free_slots:

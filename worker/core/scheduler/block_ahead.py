@@ -32,11 +32,11 @@ def rows_ahead(
 ) -> list[AheadRow]:
     """Rows of the step after `step`; empty if the next step depends on its outcome.
 
-    By then, the running block may be finished, and its request may have ended. Ranks can determine
-    this and place each row accordingly; a row of a request that has ended computes nothing. A step
-    can therefore be planned ahead if nothing else is undecided: all running requests have a running
-    block in `step`, none has a grammar, and there are enough pages and tokens for every outcome.
-    The caller must check that no request is waiting.
+    When these rows run, the running block may be finished, and its request may have ended. Ranks
+    can determine this and place each row accordingly; a row of a request that has ended computes
+    nothing. A step can therefore be planned ahead if nothing else is undecided: all running
+    requests have a running block in `step`, none has a grammar, and there are enough pages and
+    tokens for every outcome. The caller must check that no request is waiting.
     """
     policy = config.blocks
     assert policy is not None, "the model is autoregressive"

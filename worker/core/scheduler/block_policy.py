@@ -13,8 +13,8 @@ MAX_ROUNDS = 8
 """Maximum number of rounds in a step in which no block finishes. After that, the step ends so that
 new requests can be admitted."""
 MAX_ROUNDS_AHEAD = MAX_ROUNDS // 2
-"""Maximum number of rounds of a step that is launched ahead: two of these take no longer than a
-single step."""
+"""Maximum number of rounds of a step that is launched ahead. Two such steps take no longer than one
+step of MAX_ROUNDS rounds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class BlockPolicy:
         )
 
     def width(self, num_pending: int) -> int:
-        """Number of positions of a request to compute in one row, if there are enough tokens.
+        """Number of positions of a request to compute in one row, if the token budget allows.
 
         Args:
             num_pending: number of positions not computed yet, including those of the running block.
@@ -98,8 +98,8 @@ class BlockBudget:
         )
 
     def grant_new(self, pending: Sequence[int]) -> list[int]:
-        """Takes the tokens for positions of admitted requests: one block each, and more for the
-        first ones."""
+        """Takes the tokens for positions of admitted requests; returns the number of positions for
+        each: one block and, while tokens are left, more for the first requests."""
         size = self._policy.size
         self._left -= size * len(pending)
         lengths = []

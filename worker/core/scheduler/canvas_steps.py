@@ -25,8 +25,9 @@ class CanvasSteps(BlockSteps):
     overwritten once its tokens are known. A preempted request repeats its canvas, with the same
     result.
 
-    A synchronous step runs all rounds of its canvases, so none may be left out: if there are too
-    few tokens for known tokens and all canvases, known tokens are computed first, without canvases.
+    A synchronous step runs all rounds of its canvases, so every request must have its canvas in it.
+    If the token budget is too small for known tokens and all canvases, known tokens are computed
+    first, in a step without canvases.
     """
 
     def _build(self, builder: StepBuilder, now: float) -> None:
@@ -131,7 +132,7 @@ class CanvasSteps(BlockSteps):
             self._claims.add_row(request, lease, length, builder)
 
     def _commit_pages(self, planned: InFlightRow, num_computed: int) -> None:
-        """Commits the full pages of known tokens to the prefix cache, and returns pages that are
+        """Commits the full pages of known tokens to the prefix cache, and releases pages that are
         behind windows."""
         cache = self._state.cache
         cache.commit(planned.lease, planned.request.token_ids, num_computed)

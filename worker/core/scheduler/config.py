@@ -22,7 +22,7 @@ class SchedulerConfig(SchedulingConfig):
     max_num_batched_tokens: int = 1024
     """Token budget of one step; the device's default is already applied."""
     max_model_len: int
-    """Maximum number of tokens of prompt plus completion."""
+    """Maximum number of tokens of a request, prompt plus completion."""
     page_size: int
     """Tokens per page."""
     num_pages: int
@@ -32,7 +32,7 @@ class SchedulerConfig(SchedulingConfig):
     enable_prefix_caching: bool = True
     """Whether computed pages are reused for prompts with the same prefix."""
     host_cache_policy: HostCachePolicy = "auto"
-    """When to copy evicted pages back from host memory."""
+    """Policy that decides when evicted pages are copied back from host memory."""
     block_hash_salt: str = ""
     """Salt of block hashes: identifies the checkpoint and its data type."""
     num_host_pages: int = 0
@@ -81,7 +81,7 @@ class SchedulerConfig(SchedulingConfig):
 
         Args:
             config: the engine's options, including the limits.
-            info: properties loaded by its executor.
+            info: properties of the loaded engine.
         """
         limits, pooling, lora = config.scheduling, info.pooling, config.lora
         is_whole = pooling is not None and pooling.is_bidirectional
@@ -112,8 +112,8 @@ class SchedulerConfig(SchedulingConfig):
 
     @property
     def max_total_tokens(self) -> int:
-        """Length at which any request ends: the model's maximum, or the capacity of the cache minus
-        a canvas."""
+        """Length at which any request ends: the model's maximum or the capacity of the cache minus
+        a canvas, whichever is smaller."""
         capacity = self.page_groups.max_tokens(
             self.num_pages - 1, self.page_size, self.max_num_batched_tokens
         )

@@ -29,8 +29,8 @@ class DecodeDeferral:
     """Selects decodes to skip, for as many consecutive steps as the options allow.
 
     Decodes are skipped if prompts of at least equal urgency fill the step (`prefill_first_steps`).
-    They are also skipped if prompts outrank them by the preemption gap and they would take at least
-    1/8 of the step in tokens or time (`urgent_first_steps`).
+    Decodes are also skipped if prompts outrank them by the preemption gap and the decodes would
+    take at least 1/8 of the step in tokens or time (`urgent_first_steps`).
     """
 
     def __init__(self, state: SchedulerState, admission: Admission) -> None:

@@ -10,7 +10,7 @@ from worker.core.request import Request
 PROMPT_WEIGHT = 1.0
 """VTC weight of a computed prompt token (w_p)."""
 OUTPUT_WEIGHT = 2.0
-"""VTC weight of a generated token (w_q); both weights are from the paper."""
+"""VTC weight of a generated token (w_q). Both weights are from the VTC paper (`TenantService`)."""
 _MAX_IDLE = 1024
 """Maximum number of counters of tenants without waiting requests; when it is exceeded, half are
 dropped."""
@@ -21,8 +21,8 @@ class TenantService:
 
     While two tenants both wait, their counters differ by at most the amount that one of them can
     still be charged for its running requests. Tenants that always wait thus get equal service,
-    regardless of their requests. A tenant cannot save up service while none of its requests waits:
-    when one does again, its counter is raised to the minimum over the waiting tenants. (Sheng et
+    regardless of their requests. A tenant cannot save up service while it has no waiting requests:
+    when it next has one, its counter is raised to the minimum over the waiting tenants. (Sheng et
     al., Fairness in Serving Large Language Models, OSDI 2024.)
     """
 
@@ -38,7 +38,7 @@ class TenantService:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several tenants have been served."""
+        """Whether more than one tenant has been served."""
         return len(self._served) > 1
 
     def served(self, tenant: str) -> float:
@@ -97,8 +97,8 @@ class TenantService:
         self._served[tenant] = self._served.get(tenant, self._floor) + weighted
 
     def _forget(self) -> None:
-        """Drops counters of idle tenants, the least served first, since those would be raised
-        anyway."""
+        """Drops counters of idle tenants, the least served first: their counters would be raised
+        anyway when they return."""
         idle = [tenant for tenant in self._served if tenant not in self._num_waiting]
         idle.sort(key=self._served.__getitem__)
         for tenant in idle[: -_MAX_IDLE // 2]:

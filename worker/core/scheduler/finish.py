@@ -54,10 +54,11 @@ def tokens_up_to_end(request: Request, token_ids: list[int]) -> tuple[list[int],
 
 
 def _finish_state(request: Request, token_id: int, num_tokens: int) -> RequestState | None:
-    """Final state of a request whose token number `num_tokens` is `token_id`; None if it continues.
+    """Final state of a request that has `num_tokens` tokens (prompt included), the last of which is
+    `token_id`; None if the request continues.
 
-    EOS and stop tokens end a request that has at least `min_tokens` tokens; the token stays in the
-    output.
+    EOS and stop tokens end a request that has at least `min_tokens` tokens of output; the token
+    stays in the output.
     """
     num_output = num_tokens - request.num_prompt
     if token_id in request.end_token_ids and num_output >= request.sampling.min_tokens:

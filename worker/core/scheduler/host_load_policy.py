@@ -14,13 +14,14 @@ from worker.protocol.page_groups import ONE_GROUP, PageGroups
 _WEIGHT = 0.2
 """Weight of the latest copies in the moving average of copy times."""
 _FORGETTING = 0.999
-"""Factor by which the estimate decays in each step without copies, so that copying is retried some
-hundreds of steps after a slow copy."""
+"""Factor by which the estimated copy time decays in each step without copies, so that copying is
+retried some hundreds of steps after a slow copy."""
 
 
 _SHORT_S = 0.002
-"""Maximum duration of copies that a step waits for, in seconds. If copies take longer, the request
-has its first row one or two steps later, and a step takes 10 ms or more."""
+"""Maximum duration of copies that a step waits for, in seconds. If copies would take longer, the
+step does not wait, and the request gets its first row one or two steps later; a step takes 10 ms or
+more."""
 
 
 class HostLoadPolicy:

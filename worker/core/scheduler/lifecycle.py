@@ -63,7 +63,7 @@ class Lifecycle:
         return lease
 
     def is_idle(self, request: Request) -> bool:
-        """Whether no step in flight has a row of a running request."""
+        """Whether a running request has no row in a step in flight."""
         assert request.lease is not None
         return self._state.cache.is_idle(request.lease)
 

@@ -1,4 +1,4 @@
-"""Logits parameters: the sampling parameters that ranks apply."""
+"""Logits parameters: the sampling parameters that ranks apply to logits."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from worker.core.scheduler.step import StepBuilder
 
 
 def num_still_needed(request: Request, page_size: int, cache: CacheManager) -> int:
-    """Number of pages that a running request still needs for all of its known tokens, plus one more
-    page or a canvas."""
+    """Number of pages that a running request still needs for all of its known tokens and another
+    page of tokens or, with canvases, the next canvas."""
     assert request.lease is not None
     num_tokens = min(request.limit, len(request.token_ids) + page_size)
     if request.has_canvases:
@@ -67,7 +67,7 @@ class PageClaims:
 
         No request is preempted and no reserved page is used for drafts, nor for a token whose
         position depends on steps in flight; such a token waits for these steps. If there is no page
-        for its newest token, the request gets no row.
+        for the newest token, the request gets no row.
         """
         page_size, start = self._page_size, request.num_computed
         # The last token of a request is sampled but never computed.

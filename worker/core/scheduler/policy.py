@@ -74,8 +74,8 @@ class AdmissionPolicy(NamedTuple):
         return list(range(len(items))) if self.key is None else _ordered(items, self.key)
 
     def in_turn(self, items: Sequence[Item], tenants: Sequence[str]) -> list[int]:
-        """Indices of the items in the order in which they are tried, such that several tenants keep
-        their turns.
+        """Indices of the items in the order in which they are tried. Each tenant keeps its turns in
+        the queue; only the order of its own requests changes.
 
         Args:
             items: requests in queue order, which determines the tenants' turns.
@@ -123,7 +123,7 @@ class StepHeadroom:
 
     Args:
         tokens: prompt tokens left for new requests.
-        max_each: maximum number of tokens that one of them may take initially; the rest is
+        max_each: maximum number of tokens that one new request may take initially; the rest is
             distributed afterwards.
         alone: maximum number of tokens of a request that does not fit into any round and gets a
             separate step; 0 while other prefills are running.
@@ -192,8 +192,8 @@ class AdmissionRound:
     ) -> None:
         self.is_preempting = False
         """Whether running requests are about to be preempted for a request that was tried. From
-        then on, only slots freed by others count, and less urgent requests must not take the pages
-        of that request."""
+        then on, a request is only admitted if it preempts others itself, and less urgent ones are
+        not admitted."""
         self._stops = policy.stops
         self._items = items
         self._headroom = headroom

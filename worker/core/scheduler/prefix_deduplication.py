@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from worker.core.request import Request
 
 _MIN_FRACTION = 0.25
-"""Minimum fraction of a request's uncached tokens that must be shared for it to wait."""
+"""Minimum fraction of a request's uncached tokens that must be shared for the request to wait."""
 
 
 class PrefixDeduplication:
@@ -41,12 +41,13 @@ class PrefixDeduplication:
         }
 
     def add(self, request: Request) -> None:
-        """Adds a newly admitted request."""
+        """Adds a newly admitted request to the running prefills."""
         if request.lease is not None and request.lease.node is not None:
             self._under_way[request.arrival] = request
 
     def still_waits(self, request: Request) -> bool:
-        """Whether the prefill that `request` waits for is still computing their shared tokens.
+        """Whether the prefill that `request` waits for is still computing the tokens that both
+        share.
 
         Takes constant time, so that thousands of requests may wait for one long prompt.
         """
@@ -90,8 +91,9 @@ class PrefixDeduplication:
         return False
 
     def _last_wait(self, request: Request, shared: int) -> int:
-        """Maximum number of cached tokens at which a large part of the uncached tokens of `request`
-        is shared, given that its first `shared` tokens are shared."""
+        """Maximum number of cached tokens at which `request` still waits, given that its first
+        `shared` tokens are being computed: with more, too few of its uncached tokens would be
+        shared."""
         length = len(request.token_ids)
         by_part = int((shared - _MIN_FRACTION * length) / (1.0 - _MIN_FRACTION))
         return min(shared - self._min_tokens, by_part)
@@ -99,7 +101,7 @@ class PrefixDeduplication:
 
 def _num_shared(request: Request, other: Request, known: int) -> int:
     """Number of leading tokens that `request` shares with the known tokens that `other` computes.
-    The first `known` tokens must be equal."""
+    Their first `known` tokens must be equal."""
     mine, others = request.token_ids, other.token_ids
     low, high = known, min(len(mine) - 1, other.num_prefill)
     if mine[low:high] == others[low:high]:

@@ -10,7 +10,8 @@ from worker.core.scheduler.page_claims import num_still_needed
 from worker.core.scheduler.state import SchedulerState
 
 MAX_PROGRESS = 64
-"""Number of tokens after which a preempted request may be preempted again."""
+"""Maximum number of tokens that a resumed request must generate before it can be preempted again.
+"""
 
 
 class PriorityPreemption:
@@ -22,14 +23,16 @@ class PriorityPreemption:
     in the next step if one of them has a row in flight.
 
     Two requests cannot preempt each other alternately: a running request keeps the level with which
-    it was admitted, and a request that preempts it exceeds that by at least the gap, which is more
-    than a deadline can add. Repeated work is bounded: after each preemption, a request must get
-    twice as many tokens, up to MAX_PROGRESS, before it can be preempted again.
+    it was admitted, and a request that preempts it exceeds that level by at least the gap, which is
+    more than a deadline can add. Repeated work is bounded: after each preemption, a request must
+    generate twice as many tokens as after the previous one, up to MAX_PROGRESS, before it can be
+    preempted again.
     """
 
     def __init__(self, state: SchedulerState, host_loads: HostLoadPolicy | None) -> None:
         self.gap = state.config.preempt_priority_gap
-        """Minimum difference in levels; 0 disables preemption by priority."""
+        """Minimum difference in level between a request and its victims; 0 disables preemption by
+        priority."""
         self._page_size = state.config.page_size
         self._cache = state.cache
         self._running = state.running

@@ -89,7 +89,8 @@ class WaitingQueue:
     def least_urgent(self) -> Request | None:
         """First request to reject when the queue is full; None if all have already run.
 
-        This is the newest request, in the lowest level, of the tenant with the most requests there.
+        This is the newest request of the lowest level, from the tenant with the most requests in
+        that level.
         """
         for level in self._levels:
             queues = [queue for queue in level.by_tenant.values() if queue]

@@ -24,7 +24,7 @@ class RunningSet(list[Request]):
         self[:] = [request for request in self if request.state is RequestState.RUNNING]
 
     def last(self) -> Request:
-        """The youngest request of the lowest level."""
+        """The youngest request of the lowest level, which is the first to be preempted."""
         return self[-1]
 
 

@@ -42,8 +42,8 @@ class Urgency:
     not help it and would delay the others.
 
     Args:
-        margin_s: time before the latest start time during which a request is more urgent, in
-            seconds.
+        margin_s: length, in seconds, of the period before the latest start time in which a request
+            is more urgent.
         forecast: predicts the time to the first token, which determines the latest start time.
     """
 

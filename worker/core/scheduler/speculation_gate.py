@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 FIRST_RATE = 0.8
 """Prior of the acceptance rate, typical for prompt lookup in copied text."""
 REFERENCE_STEPS = 48
-"""Number of steps of a batch size with drafts in all rows, after which one step has none. Only such
-a step separates the cost of drafting from the cost of a row."""
+"""Number of consecutive steps, per batch size, in which all rows have drafts, before one step
+without drafts. Only such a step separates the cost of drafting from the cost of a row."""
 PROBE_SHARE = 0.005
-"""Fraction of the time of all steps that is available to probes. At most the share of
-`LONGEST_WAIT` steps accumulates."""
+"""Fraction of the time of all steps that is available to probes. Unused time accumulates up to the
+share of `LONGEST_WAIT` steps."""
 MARGIN = 0.05
 """Margin by which a draft's expected benefit must exceed its cost (as a fraction), and the minimum
 gain of a row in tokens. Drafts also take time outside the rank, and estimates are not exact."""
@@ -47,12 +47,12 @@ class SpeculationGate:
     New requests are expected to gain as much as the average row, over all requests, in steps of
     this size. A request with a negative gain gets no drafts, except for occasional probes.
 
-    The number of its drafts depends on the cost of one more draft, which is much smaller. A draft
-    is worthwhile if its acceptance probability exceeds a threshold: the number of tokens that could
-    be generated in the time it takes, at the current throughput, including drafts. Proposers that
-    know a probability for each draft receive the threshold with the Plan and stop there. For other
-    proposers, the acceptance rate p of the request limits the number: the j-th draft is accepted
-    with probability p^j.
+    The number of a request's drafts depends on the cost of one more draft, which is much smaller. A
+    draft is worthwhile if its acceptance probability exceeds a threshold: the number of tokens that
+    could be generated in the time that the draft takes, at the current throughput, including
+    drafts. Proposers that know a probability for each draft receive the threshold with the Plan and
+    stop drafting when it is reached. For other proposers, the acceptance rate p of the request
+    limits the number: the j-th draft is accepted with probability p^j.
 
     The more compute-bound a batch is, the closer the threshold is to one, and the fewer drafts
     there are. Decisions depend only on the calls, not on clocks or random numbers.

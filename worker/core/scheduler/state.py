@@ -27,18 +27,18 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerStats:
-    """Counters since the scheduler was created, and figures of the last step."""
+    """Counters since the scheduler was created, and metrics of the last step."""
 
     load: LoadSnapshot = field(default_factory=LoadSnapshot)
-    """Counters and last-step figures for load snapshots, updated in place; other fields keep their
-    defaults."""
+    """Counters, and metrics of the last step, for load snapshots. Updated in place; other fields
+    keep their defaults."""
     num_dropped_tokens: int = 0
     """Number of tokens sampled for requests that had already ended or been preempted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerState:
-    """Requests of a worker group, which sets they are in, and their resources.
+    """Requests of a worker group, the sets that they are in, and their resources.
 
     Only `Lifecycle` moves requests; all other parts only write the fields named in their
     docstrings.

@@ -21,8 +21,9 @@ from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
 from worker.plan.plan import DraftRow, StepResult
 
 _LEAST_PART = 16
-"""Minimum fraction of the step's token budget that is available to prompts, regardless of the
-decodes' targets. A prompt thus takes at most 16 times as many steps."""
+"""Inverse of the minimum fraction of the step's token budget that is available to prompts,
+regardless of the decodes' targets. A prompt thus takes at most 16 times as many steps as with the
+whole budget."""
 
 
 class Member(NamedTuple):
@@ -318,9 +319,9 @@ class TokenSteps:
         )
 
     def _needs(self, prompts: Sequence[Member], level: int, priority: int) -> tuple[list[int], int]:
-        """Pending tokens of running prefills that `level` does not outrank: a list with those of
-        each prefill of `priority`, and the sum over prefills of higher priority. Without chunked
-        prefill, the list has those of all prefills, and the sum is 0."""
+        """Pending tokens of the running prefills that `level` does not outrank: a list for those of
+        `priority`, and the total of those with a higher priority. Without chunked prefill, the list
+        includes all of them, and the total is 0."""
         stay = [m for m in prompts if not self._deferral.is_outranked(m.request, level)]
         if not self._config.enable_chunked_prefill:
             return [pending for _, pending in stay], 0

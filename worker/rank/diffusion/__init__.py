@@ -1,1 +1,1 @@
-"""Block diffusion on a rank: algorithms that decide positions, running blocks, and rounds."""
+"""Block diffusion on a rank: running blocks, and algorithms that decide their tokens in rounds."""

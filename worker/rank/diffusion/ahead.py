@@ -46,7 +46,7 @@ from worker.rank.transfer import stage
 
 _START, _NUM_FIXED, _ROUNDS, _PHASE, _STATES = 0, 1, 2, 3, 4
 _UNDECIDED: Final = _STATES + 2
-"""First of the columns with undecided positions, in the row of a slot's block on the device."""
+"""Index of the first column that flags undecided positions, in a block's row on the device."""
 
 
 class BlocksAhead:
@@ -267,8 +267,8 @@ class RoundAhead:
             self._slot.wait()
 
     def add_to(self, result: StepResult) -> StepResult:
-        """The step's result with the outcomes and tokens of the round. The round must have
-        completed."""
+        """The step's result, completed with the outcomes and tokens of the round. The round must
+        have completed."""
         self._ahead.take(self)
         found = [self._outcome_of(row, *columns) for row, *columns in self._on_host()]
         token_ids = [token_id for _, tokens in found for token_id in tokens]
@@ -360,7 +360,7 @@ class RoundAhead:
 
 
 class _Placed(NamedTuple):
-    """Blocks of a round's windows before the round."""
+    """State of the blocks in a round's windows before the round."""
 
     blocks: torch.Tensor
     """[N, columns], as in BlocksAhead."""

@@ -27,7 +27,7 @@ _POST_EDIT_STEPS, _FINISHED = 0, 1
 
 
 class Unmasking(DiffusionAlgorithm):
-    """Decides positions that then never change.
+    """Base of the algorithms whose decided positions never change.
 
     A block is done after the forward pass in which it has no undecided position.
     """
@@ -78,8 +78,8 @@ class Sequential(Unmasking):
 
 
 class EntropyBounded(Unmasking):
-    """Decides positions in ascending order of entropy as long as the sum of their entropies does
-    not exceed a bound, and at least one (SDAR's `entropy_bounded`; arXiv 2505.24857)."""
+    """Decides positions in ascending order of entropy while the sum of their entropies does not
+    exceed a bound, but always at least one (SDAR's `entropy_bounded`; arXiv 2505.24857)."""
 
     needs_entropy: ClassVar[bool] = True
 
@@ -111,8 +111,9 @@ def _shares(batch: BlockBatch) -> Counts:
 
 
 class JointThreshold(DiffusionAlgorithm):
-    """Decides positions above `threshold` (mask to token), and replaces decided tokens above
-    `edit_threshold` (token to token), as LLaDA 2.1 does.
+    """Decides positions if the confidence in the proposed token is above `threshold` (mask to
+    token), and replaces decided tokens if that confidence is above `edit_threshold` (token to
+    token), as LLaDA 2.1 does.
 
     Once no position is undecided, editing continues for a limited number of rounds; a round that
     changes nothing finishes the block. Tokens of the prompt are never replaced.

@@ -1,4 +1,5 @@
-"""The interface of block-diffusion algorithms: one step over a batch of blocks."""
+"""The interface of block-diffusion algorithms: one step over a batch of blocks. To decide a
+position means to choose its token."""
 
 from __future__ import annotations
 
@@ -52,9 +53,9 @@ class SpecialTokens(NamedTuple):
     mask: int
     """Token of undecided positions."""
     delete: int
-    """Token that deletes its position."""
+    """Token that, if proposed, deletes its position."""
     split: int
-    """Token that inserts a position."""
+    """Token that, if proposed, inserts an undecided position before its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,9 +32,9 @@ from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
 
 Forward = Callable[[Plan, torch.Tensor], torch.Tensor]
-"""Runs a Plan's canvases with their signal; both the signal and the result are [T, hidden]."""
+"""Runs a Plan's canvases with their signal [T, hidden]; returns their hidden states [T, hidden]."""
 Transform = Callable[[torch.Tensor], torch.Tensor]
-"""A function of the rows of a tensor."""
+"""Function that computes a row of the result for each row of a tensor."""
 _Words = npt.NDArray[np.uint64]
 _MIN_LOGIT: Final = -3e4
 """Lower bound on logits: finite in fp16, and so low that its exp() is 0. If logits processors
@@ -46,7 +46,8 @@ class CanvasStep:
     """A Plan with rows of known tokens and of canvases."""
 
     plan: Plan
-    """The Plan with rows that sample nothing; rows of canvases come last."""
+    """The Plan with its rows split into known tokens, which come first, and canvases. No row
+    samples by itself: canvases are sampled in `CanvasDecoder.run`."""
     canvases: Sequence[BlockRow] = ()
     """Canvases of the Plan."""
     logits_indices: torch.Tensor | None = None
@@ -331,8 +332,8 @@ class CanvasDecoder:
         """Splits rows into rows of known tokens, of which those with one token come first, and rows
         of canvases. In the Plan, a canvas may share a row with the known tokens before it.
 
-        Both are computed in one pass: a layer stores the keys of all tokens before any query reads
-        them.
+        Both kinds of rows are computed in one pass: a layer stores the keys of all tokens before
+        any query reads them.
         """
         length = self._canvas.length
         known, canvases = list[Row](), list[BlockRow]()
@@ -368,7 +369,7 @@ class CanvasDecoder:
 
 
 def _without_samples(canvases: Sequence[BlockRow]) -> list[Row]:
-    """Rows of canvases for a forward pass, after which no row samples a token by itself."""
+    """Rows that only compute the canvases; the tokens of canvases are sampled by the decoder."""
     return [PlannedRow(row.slot, row.start, row.length, 0) for row in canvases]
 
 

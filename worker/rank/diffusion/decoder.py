@@ -28,8 +28,8 @@ from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
 
 Forward = Callable[[Plan, torch.Tensor], torch.Tensor]
-"""Runs a Plan's rows; returns the hidden states [S, hidden] of the tokens with these indices
-[S]."""
+"""Runs a Plan's rows; returns the hidden states [S, hidden] of the tokens at the given indices [S].
+"""
 Score = Callable[[torch.Tensor], torch.Tensor]
 """Computes fp32 logits [S, vocab] from hidden states [S, hidden]."""
 
@@ -47,8 +47,8 @@ class BlockStep:
     left_out: tuple[int, ...] = ()
     """Indices, among the BlockRows of the original Plan, of windows whose requests had ended."""
     ahead: RoundAhead | None = None
-    """The Plan's round, which then holds the running blocks, if it is launched before the outcome
-    of the previous step is known; None for other steps."""
+    """The Plan's round if it is launched before the outcome of the previous step is known. The
+    round then holds the running blocks. None for other steps."""
 
 
 class BlockDecoder:
@@ -97,7 +97,8 @@ class BlockDecoder:
             threshold=config.dllm.threshold,
         )
         self._ahead: BlocksAhead | None = None
-        """Blocks on the device; None on CPU, or if blocks wait for each other."""
+        """Blocks on the device; None if no step can be launched ahead: on CPU, or if `dllm.fdfo` is
+        disabled."""
         if tables.device.type == "cuda" and config.dllm.fdfo:
             self._ahead = BlocksAhead(
                 *(self.table, tables),

@@ -42,7 +42,7 @@ class DeviceProposal(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """Blocks after a round."""
+    """State of blocks after a round."""
 
     ids: torch.Tensor
     """[N, B] int32: tokens; the mask token if undecided."""
@@ -59,25 +59,26 @@ class DeviceParams:
     """Algorithms and parameters of N blocks, [N, 1] each, on the device."""
 
     threshold: torch.Tensor
-    """fp32; infinite for algorithms without a threshold."""
+    """fp32: confidence threshold; infinite for algorithms without one."""
     quotient: torch.Tensor
+    """int64: minimum number of positions that a round decides."""
     remainder: torch.Tensor
-    """int64: a round decides at least `quotient` positions, and one more in the first `remainder`
-    rounds."""
+    """int64: number of initial rounds whose minimum is one more than `quotient`."""
     entropy_bound: torch.Tensor
     edit_threshold: torch.Tensor
     max_post_edit_steps: torch.Tensor
     is_sequential: torch.Tensor | None
+    """bool: blocks that use Sequential; None if no block does."""
     is_entropy_bounded: torch.Tensor | None
+    """bool: blocks that use EntropyBounded; None if no block does."""
     edits: torch.Tensor | None
-    """Bool masks of blocks that use Sequential, EntropyBounded and JointThreshold, respectively;
-    None if no block does."""
+    """bool: blocks that use JointThreshold; None if no block does."""
 
 
 def columns_of(
     names: Sequence[DllmAlgorithm], params: BlockParams, block_size: int
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Arrays [N] to send to the device, where `params_on_device` turns them into parameters."""
+    """Algorithms and parameters of N blocks, as arrays [N] for `params_on_device`."""
     kinds = np.array(names)
     edits = kinds == "JointThreshold"
     # An editing round decides at least one position, as does one of `block_size` steps.
@@ -98,7 +99,9 @@ def columns_of(
 
 
 def params_on_device(names: Sequence[DllmAlgorithm], staged: Tensors) -> DeviceParams:
-    """The parameters of blocks with these algorithms, from the arrays of `columns_of`."""
+    """Parameters of blocks with the algorithms `names`, from the arrays of `columns_of` on the
+    device.
+    """
 
     def column(name: str) -> torch.Tensor:
         return staged[name].unsqueeze(1)

@@ -24,7 +24,8 @@ whether it was inserted rather than undecided when the block began."""
 class JointThresholdInDel(DiffusionAlgorithm):
     """JointThreshold with two special tokens: one deletes the position for which it is proposed,
     and undecided positions are appended to the block; the other inserts an undecided position
-    before the token, and the block's last position is dropped.
+    before the one for which it is proposed, whose token stays, and the block's last position is
+    dropped.
 
     Rounds follow SGLang's JointThresholdInDel: if a state of the block repeats, the least confident
     edit is changed; the number of rounds is limited, and the last one writes no special token.
@@ -144,8 +145,8 @@ class _Block:
         return take
 
     def _diversify(self, tokens: IntArray, confidence: FloatArray, write: BoolArray) -> None:
-        """Replaces the least confident of the proposals that change a token with the best token
-        that has not been proposed for its position before."""
+        """Replaces one of the proposals that change a token, the least confident one, with the best
+        token that has not been proposed for that position before."""
         changing = np.flatnonzero(write & (tokens != self._ids))
         if not len(changing):
             return

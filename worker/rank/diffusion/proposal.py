@@ -97,7 +97,7 @@ def random_positions(
 def entropies(shares: torch.Tensor) -> torch.Tensor:
     """Entropies [S], in nats, of distributions [S, vocab].
 
-    HAZARD(invariance): a sum would depend on the number of rows.
+    HAZARD(invariance): a plain sum over the vocabulary would depend on the number of rows.
     """
     sums: torch.Tensor = torch.special.entr(shares).cumsum(dim=-1)
     return sums[:, -1]

@@ -22,7 +22,7 @@ class BlockResults:
     num_forwards: int
 
     def add_to(self, result: StepResult) -> StepResult:
-        """The step's result with these outcomes and tokens."""
+        """The step's result, completed with the outcomes and tokens of its rounds."""
         return msgspec.structs.replace(
             result,
             token_ids=self.token_ids,

@@ -21,9 +21,9 @@ class ScoredPositions:
     """S scored positions of N blocks, in row-major order."""
 
     rows: npt.NDArray[np.int64]
-    """[S]: blocks of the positions."""
+    """[S]: index of each position's block."""
     columns: npt.NDArray[np.int64]
-    """[S]: positions within these blocks."""
+    """[S]: index of each position within its block."""
     logits: torch.Tensor
     """[S, vocab] fp32, after logits processors."""
     random: SamplingParameters | None

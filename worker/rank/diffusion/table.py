@@ -36,27 +36,27 @@ class Phase(IntEnum):
 
     RUNNING = 0
     FINISHED = 1
-    """Done, but the KV cache lacks its final tokens."""
+    """The block is done, but the KV cache lacks its final tokens."""
     COMMITTED = 2
-    """Done, and the KV cache holds its final tokens."""
+    """The block is done, and the KV cache holds its final tokens."""
     ENDED = 3
-    """Done, and its request has ended."""
+    """The block is done, and its request has ended."""
 
 
 class SlotBlock(NamedTuple):
     """A slot's block before or after a round ahead."""
 
     start: int
-    """First position."""
+    """First position of the block."""
     num_fixed: int
-    """Number of tokens at its beginning that the request already had."""
+    """Number of tokens at the beginning of the block that the request already had."""
     rounds: int
-    """Completed rounds."""
+    """Number of completed rounds of the block."""
     phase: Phase
     state: Sequence[int]
     """State of an editing algorithm, two numbers."""
     ids: Sequence[int]
-    """Token ids."""
+    """Token ids of the block's positions."""
     undecided: Sequence[int]
     """1 for positions without a token, otherwise 0."""
 
@@ -239,8 +239,8 @@ class BlockTable:
         self._has_ended[slot] = block.phase == Phase.ENDED
 
     def limits(self, slots: Sequence[int]) -> tuple[npt.NDArray[np.int64], IntArray]:
-        """Lengths [N] at which the requests of these slots end, and their end tokens [N, E],
-        padded with -1."""
+        """Lengths [N] at which the requests of `slots` end, and their end tokens [N, E], padded
+        with -1."""
         admits = [admit for slot in slots if (admit := self._admits[slot]) is not None]
         assert len(admits) == len(slots), "a slot without a request"
         most = max(1, *(len(admit.end_token_ids) for admit in admits))
@@ -254,11 +254,11 @@ class BlockTable:
         return self._names[slot]
 
     def algorithm(self, name: DllmAlgorithm) -> DiffusionAlgorithm:
-        """This table's instance of the algorithm."""
+        """The table's instance of the algorithm `name`."""
         return self._algorithms[name]
 
     def params(self, slots: Sequence[int]) -> BlockParams:
-        """Parameters of the blocks of these slots."""
+        """Algorithm parameters of the blocks of `slots`."""
         return BlockParams(
             threshold=self._threshold[slots, None],
             steps=self._steps[slots, None],

@@ -43,8 +43,8 @@ class SampledRow(NamedTuple):
     """Position of the new token."""
     params: LogitsParams
     num_drafts: int
-    """Number of drafts before the new token in its row, or tokens before it in its block (block
-    diffusion), which are not yet in the penalties' counts."""
+    """Number of tokens before the new one that penalties do not count yet: drafts in its row or, in
+    block diffusion, tokens in its block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,8 @@ class TokenMaskRows:
 
 
 class TokenMaskTable:
-    """Two bitmasks per slot: one used before `min_tokens` output tokens, and one after.
+    """Two bitmasks per slot: one for the first `min_tokens` output tokens, and one for all later
+    ones.
 
     Both mask disallowed tokens and bad words with one token; the first one also masks stop tokens.
 
@@ -112,7 +113,8 @@ class TokenMaskTable:
         apply_token_bitmask(logits, self._masks, rows=rows.rows, mask_rows=rows.mask_rows)
 
     def _flags(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """Flags [vocab] of these tokens; those beyond the vocabulary are ignored."""
+        """bool [vocab]: whether each token is in `token_ids`; ids beyond the vocabulary are
+        ignored."""
         flags = np.zeros(self._vocab_size, dtype=np.bool_)
         ids = np.asarray(token_ids, dtype=np.int32)
         flags[ids[ids < self._vocab_size]] = True
@@ -235,7 +237,8 @@ class PenaltyTable:
     """Tokens in each slot's prompt, and counts of tokens in each slot's output, for penalties.
 
     Sampled tokens are counted on the device, since the next step may be launched before the token
-    is on the host. Each admission to a slot recounts its tokens.
+    is on the host. When a request is admitted to a slot, the slot's counts are reset to those of
+    its tokens.
 
     Args:
         num_rows: number of slots, including the dummy slot.

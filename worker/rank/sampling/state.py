@@ -107,7 +107,8 @@ class SamplingState:
         return FILTERS if used and registry.uses_triton(self._device) else used
 
     def columns(self, slots: IntArray, positions: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """Sampling parameters [S] for these slots, at these positions of new tokens."""
+        """Arrays [S] of the sampling parameters of `slots`, and `positions` [S], which are those of
+        the new tokens."""
         return {
             "positions": positions,
             "seeds": self.seeds[slots],

@@ -3,7 +3,7 @@
     place     speculative rows ──newest tokens──> Proposer ──drafts──> rows of known length
     forward   all positions of these rows at once
     sample    at each position, the token that decoding without drafts would sample there
-    accept    a row's samples up to the first that differs from its draft
+    accept    a row's samples up to and including the first that differs from its draft
 
 Each rank drafts independently, since only the ranks have the previous step's tokens in time. All
 ranks produce the same drafts: a proposer is a function of tokens, weights and keyed noise. Drafts
@@ -40,7 +40,7 @@ class Guesses(NamedTuple):
 
     token_ids: list[int]
     levels: list[int]
-    """Level of each guess, as in Calibration."""
+    """Level of each guess, as defined by Calibration."""
     num_drafts: int
     """Number of leading guesses that are worth verifying and become drafts."""
 

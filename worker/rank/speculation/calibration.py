@@ -1,4 +1,5 @@
-"""Calibration of guesses: probability that a guess is right, from earlier outcomes at its level."""
+"""Calibration: estimates the probability that a guess is right from outcomes of guesses at its
+level."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ _KEEP, _KEEP_OWN = 0.98, 0.9
 """Factor by which a guess's weight decays with each later guess of the same level: in the shares
 over all requests, and in those of its own request."""
 _COMMON_WEIGHT = 3.0
-"""Number of a request's own guesses at which they weigh as much as the share over all requests."""
+"""Weight of the share over all requests: it counts as much as this number of a request's own
+guesses."""
 
 
 class _Shares:

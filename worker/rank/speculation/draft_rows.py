@@ -33,14 +33,14 @@ class DraftingRows:
     max_top_k: int
 
     def cells(self, positions: torch.Tensor, tables: DeviceTables) -> torch.Tensor:
-        """Cells [F] of the flat token pool for drafts at these next positions [F]; for rows that
-        have all their drafts, cells in the dummy slot."""
+        """Cells [F] of the flat token pool at `positions` [F], to which drafts are written. Rows
+        that have all their drafts get cells in the dummy slot."""
         cells = self.staged["slots"] * tables.token_stride + positions
         nowhere = tables.dummy_slot * tables.token_stride
         return torch.where(self.starts < self.last, cells, nowhere)
 
     def advance(self, positions: torch.Tensor) -> None:
-        """Advances the rows to these positions [F], but not past their last drafts."""
+        """Advances the rows to `positions` [F], but not past their last drafts."""
         self.starts.copy_(torch.minimum(positions, self.last))
 
 
@@ -69,7 +69,7 @@ def decode_batch(
         positions: [F] int64: positions to compute.
         tables: the rank's tables.
         ends: [F]: `positions` + 1 on the host, for attention that requires exact lengths; None if
-            they are not known there.
+            the host does not know them.
     """
     count = len(positions)
     table = np.zeros((count, 4), dtype=np.int64)

@@ -211,8 +211,8 @@ class Drafter:
         return msgspec.structs.replace(plan, admits=[], page_writes=[])
 
     def _positions(self, rows: Sequence[DraftRow]) -> list[DraftRow | None]:
-        """Rows at the newest tokens, one position each, with the number of drafts that fit their
-        windows; None if the newest token is past the window or ends the request."""
+        """Newest token of each row, as a row of one position, and the number of drafts that fit the
+        row's window; None if the token is past the window or ends the request."""
         known = gather(self._newest, [row.slot for row in rows])
         newest = [max(position, row.start) for position, row in zip(known, rows, strict=True)]
         stride = self._tables.token_stride

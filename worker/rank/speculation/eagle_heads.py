@@ -1,4 +1,4 @@
-"""Drafts by an EAGLE-3 head, on CPU and CUDA. `heads.py` describes what a head caches."""
+"""Drafting with an EAGLE-3 head, on CPU and CUDA. `heads.py` describes what a head caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts by the model's own head for multi-token prediction (MTP), on CPU and CUDA.
+"""Drafting with the model's own head for multi-token prediction (MTP), on CPU and CUDA.
 
     position       0    1   …   n-1   n               newest token at n
     follow         h,t  h,t …   h,t                   pairs of hidden state i and token i + 1
@@ -256,7 +256,7 @@ class HeadProposer(Proposer):
             self._passes[size, has_filters, number == 0]()
 
     def _guess_static(self, rows: DraftingRows, outputs: torch.Tensor, is_first: bool) -> None:
-        """A pass on static buffers: `_guess` with in-place outputs."""
+        """Runs `_guess` on static buffers; `outputs` is replaced in place."""
         now, _, _ = self._guess(rows, None if is_first else outputs)
         outputs.copy_(now)
 
@@ -334,8 +334,8 @@ class HeadProposer(Proposer):
 
         Args:
             rows: the rows.
-            outputs: [F, hidden]: outputs of the previous pass; None in the first one, which starts
-                from those of `follow`.
+            outputs: [F, hidden]: outputs of the previous pass; None in the first pass, which starts
+                from the outputs that `follow` has kept.
             ends: [F]: positions of the latest tokens, if the host knows them.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Drafts by the model's own head on CPU, in the compiled library. `heads.py` describes what the
+"""Drafting with the model's own head on CPU, in the compiled library. `heads.py` describes what the
 head computes and caches."""
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class NgramProposer(Proposer):
 
     Effective for edits, quotations and repetitive text. Known as prompt lookup decoding (Saxena
     2023) and as n-gram speculation. The number of drafts depends on the accuracy of earlier guesses
-    with matches of that length.
+    with matches of the same length.
 
     Args:
         tables: the rank's tables, for the token pool.

@@ -1,1 +1,2 @@
-"""JSON schemas: rewritten so that grammars enforce them exactly, or rejected."""
+"""Rewrites JSON schemas so that grammars enforce them exactly, and rejects all that it cannot
+rewrite."""

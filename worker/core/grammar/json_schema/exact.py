@@ -94,11 +94,11 @@ class _Rewriting:
         return {"$ref": _PREFIX + name}
 
     def reference(self, given: Mapping[str, Json], keyword: str) -> Schema:
-        """The rewritten reference of a schema."""
+        """A `$ref` to the rewritten form of the schema to which `keyword` refers."""
         return self._reference(given, keyword)
 
     def target(self, given: Mapping[str, Json], keyword: str) -> Json:
-        """The original schema to which a schema refers."""
+        """The original schema to which `keyword` of the schema `given` refers."""
         return self._references.find(given, keyword)
 
     def are_exclusive(self, alternatives: list[Json]) -> bool:

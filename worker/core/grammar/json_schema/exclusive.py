@@ -19,7 +19,7 @@ _MAX_DEPTH = 6
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Constraints of one alternative of a schema; some may be missing."""
+    """Known constraints of one alternative of a schema; it may have others."""
 
     types: frozenset[str] = frozenset(TYPES)
     values: tuple[Json, ...] | None = None
@@ -28,7 +28,7 @@ class _Branch:
     properties: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     """Schemas of properties; a property must match all of its schemas."""
     closed: tuple[frozenset[str], ...] = ()
-    """Sets of names to which properties are restricted."""
+    """Sets of names: the name of each property must be in all of these sets."""
     minimum: float = float("-inf")
     maximum: float = float("inf")
 

@@ -22,11 +22,11 @@ _KNOWN = frozenset(
         *("required", "then", "type", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
     )
 )
-"""Keywords that affect validity."""
+"""JSON Schema keywords that affect which values are valid."""
 
 
 def constraints(schema: Mapping[str, Json]) -> dict[str, Json]:
-    """Keywords of a schema that are known to affect validity."""
+    """Keywords of a schema, with their values, that affect which values are valid."""
     return {name: value for name, value in schema.items() if name in _KNOWN}
 
 
@@ -40,7 +40,8 @@ def check(out: Mapping[str, Json]) -> None:
 
 
 def restrict(out: dict[str, Json], given: Mapping[str, Json]) -> None:
-    """Restricts the rewritten keywords of objects, `out`, to property names that match a schema.
+    """Restricts objects, given by their rewritten keywords `out`, to property names that match a
+    schema.
 
     Raises:
         GrammarError: the schema, `propertyNames`, is not supported.

@@ -1,4 +1,4 @@
-"""Rewrites the keywords for numbers."""
+"""Rewrites the keywords of JSON Schema for numbers, such as `minimum` and `multipleOf`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ Json = Any
 _MAX_DIVISOR = 10**6
 _MIN_DIVISOR = 2.0**-9
 _DIGITS = 11
-"""Maximum number of digits near an excluded bound: floats distinguish numbers of up to 15 digits,
-and llguidance supports multiples of at least 1e-10."""
+"""Maximum number of digits, before and after the decimal point, of numbers that are valid near an
+excluded bound. Floats distinguish up to 15 digits, and llguidance supports multiples of at least
+1e-10."""
 
 
 def _num_digits(bound: Json) -> int:
@@ -131,7 +132,8 @@ def _integers(low: Json, low_is_open: bool, high: Json, high_is_open: bool) -> t
 
 
 def _within(bound: int, keyword: str) -> int | None:
-    """An integer bound that is exact as a float and at least as strict."""
+    """Integer bound that is exact as a float and at least as strict as `bound`. Raises GrammarError
+    if `bound` is too large for that."""
     is_minimum = keyword == "minimum"
     if abs(bound) <= EXACT:
         return bound

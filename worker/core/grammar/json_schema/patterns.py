@@ -11,8 +11,9 @@ import re
 from worker.core.grammar.base import GrammarError
 
 NOT_ASCII = "^(?s:.)*[^ -~](?s:.)*$"
-"""Translated pattern for texts that are not printable ASCII. If names that match no pattern have a
-separate schema, both languages must agree on which names these are."""
+"""Translated pattern that matches texts with a character other than printable ASCII. Such property
+names are excluded if names that match no pattern have a separate schema: the two languages might
+disagree on which names these are."""
 ANY = r"(?s:.)*"
 """Translated pattern that matches any text."""
 

@@ -34,7 +34,7 @@ class References:
 
     def __init__(self, root: Json) -> None:
         self._resources: dict[str, Json] = {"": root}
-        """Schemas that have an identifier, by the address it resolves to."""
+        """Schemas that have an identifier, by the address to which the identifier resolves."""
         self._anchors: dict[tuple[str, str], Json] = {}
         """Schemas by resource address and anchor."""
         self._bases: dict[int, str] = {}
@@ -94,7 +94,7 @@ class References:
                     pending += [(part, False) for part in self._in_place(node)]
 
     def _in_place(self, node: dict[str, Json]) -> list[dict[str, Json]]:
-        """Schemas that a schema applies to the same value."""
+        """Schemas that a schema applies to the same value as itself."""
         parts = [node.get(name) for name in ("if", "then", "else", "not")]
         for name in ("allOf", "anyOf", "oneOf"):
             if isinstance(node.get(name), list):
