@@ -17,9 +17,9 @@ from tests.support.fleet.client_load import ClientLoad, ClientOptions
 from tests.support.fleet.proxy_loss import HAPROXY, MANAGER, Probe, Victims, wait_until
 from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, parent_of
 
-LOAD = ClientOptions(num_clients=4, num_idle_clients=0, long_output_len=100, pause_s=0.5)
+LOAD = ClientOptions(num_clients=4, num_idle_clients=0, long_output_len=50, pause_s=1.0)
 """Half a minute of load while Serve replaces a manager; pauses leave processors to other tests."""
-PROBE_S = 0.05
+PROBE_S = 0.1
 """Seconds between requests, each on a new connection."""
 
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
