@@ -138,9 +138,8 @@ class Release:
     ) -> httpx.Response:
         """Sends a request on a new connection, which HAProxy forwards to any gateway."""
         headers = {"authorization": f"Bearer {key}", "connection": "close"}
-        return client().request(
-            method, f"{self.gateway.base_url}{path}", headers=headers, json=body
-        )
+        url = f"{self.gateway.base_url}{path}"
+        return client().request(method, url, headers=headers, json=body)
 
 
 @cache
@@ -286,6 +285,7 @@ def test_killed_haproxy_is_back(release: Release) -> None:
 
 both_gateways = pytest.mark.parametrize("release", [TWO_GATEWAYS], indirect=True)
 BODY = {"model": "demo", "input": "hello"}
+SHORT = BODY | {"max_output_tokens": 4}
 END_TOKENS = json.loads((MODELS / "demo" / "generation_config.json").read_text())["eos_token_id"]
 LONG = BODY | {"max_output_tokens": 1500, "logit_bias": {str(token): -100 for token in END_TOKENS}}
 """Takes longer than all requests of a test: the demo model would stop after a sentence."""
@@ -295,7 +295,7 @@ def gateways_of(release: Release) -> dict[str, str]:
     """A response of each gateway behind HAProxy, by gateway id."""
     made = {}
     for _ in range(8):
-        response = release.send("POST", "/v1/responses", body=BODY | {"max_output_tokens": 4})
+        response = release.send("POST", "/v1/responses", body=SHORT)
         if response.status_code == 200:
             made[str(gateway_of(response.json()["id"]))] = response.json()["id"]
     return made
@@ -307,7 +307,7 @@ def test_every_gateway_answers_for_responses_of_both(release: Release) -> None:
     for response_id in gateways_of(release).values():
         path = f"/v1/responses/{response_id}"
         assert {release.send("GET", path).status_code for _ in range(8)} == {200}
-        further = BODY | {"previous_response_id": response_id}
+        further = SHORT | {"previous_response_id": response_id}
         going_on = [release.send("POST", "/v1/responses", body=further) for _ in range(4)]
         assert {response.status_code for response in going_on} == {200}
         assert {release.send("GET", path, "ten").status_code for _ in range(4)} == {404}
