@@ -21,6 +21,7 @@ from cluster.environment import (
     haproxy_policy,
     haproxy_settings,
     has_haproxy,
+    local_ray_settings,
     main,
     node_settings,
     prepare,
@@ -85,6 +86,15 @@ def test_settings_are_names_that_ray_reads() -> None:
     unknown = [name for name in settings if f'"{name}"' not in known]
     assert unknown == []
     assert all(name.startswith("RAY_") for name in ray_settings())
+
+
+def test_the_log_monitor_reads_its_settings() -> None:
+    import ray
+
+    known = (Path(ray.__file__).parent / "_private" / "log_monitor.py").read_text()
+    settings = [name for name in local_ray_settings() if "LOG_" in name]
+    assert len(settings) == 2
+    assert [name for name in settings if f'"{name}"' not in known] == []
 
 
 def test_a_proxy_that_hangs_at_its_start_is_replaced_before_the_start_fails() -> None:

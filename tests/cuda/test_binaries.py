@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -56,11 +55,6 @@ from tests.support.kernels.launches import (
 from tests.support.kernels.paged_cases import make_paged
 
 DTYPE = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
 def exceeded(capability: int, launch: Callable[[], object]) -> list[str]:

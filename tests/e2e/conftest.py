@@ -21,7 +21,6 @@ TEST_TIMEOUT_S = 1800
 OWN_RAY = (
     "test_late_starts.py",
     "test_nodes.py",
-    "test_two_gateways.py",
     "test_whole_experts.py",
 )
 SCALES = "test_autoscaling.py"

@@ -19,7 +19,7 @@ import pytest
 from tests.support.effort import IS_LONG
 from tests.support.fleet.running_fleet import API_KEY, DEADLINE_S, MODEL, RunningFleet, wait_until
 
-NUM_TOKENS = 250 if IS_LONG else 150
+NUM_TOKENS = 250 if IS_LONG else 90
 NUM_STREAMS = 12 if IS_LONG else 8
 
 

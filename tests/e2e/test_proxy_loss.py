@@ -17,9 +17,9 @@ from tests.support.fleet.client_load import ClientLoad, ClientOptions
 from tests.support.fleet.proxy_loss import HAPROXY, MANAGER, Probe, Victims, wait_until
 from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, parent_of
 
-LOAD = ClientOptions(num_clients=4, num_idle_clients=0, long_output_len=100, pause_s=0.5)
+LOAD = ClientOptions(num_clients=4, num_idle_clients=0, long_output_len=50, pause_s=1.0)
 """Half a minute of load while Serve replaces a manager; pauses leave processors to other tests."""
-PROBE_S = 0.05
+PROBE_S = 0.1
 """Seconds between requests, each on a new connection."""
 
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
@@ -30,6 +30,7 @@ def load_on(fleet: RunningFleet) -> ClientLoad:
     return ClientLoad(fleet.base_url, LOAD, MODEL, headers)
 
 
+@pytest.mark.long  # tests/helm/test_chart_runs.py does the same without load
 def test_killed_haproxy_is_back(fleet: RunningFleet) -> None:
     """Restarted by its guard, not by Serve, which would take 20 s and replace its manager as
     well."""

@@ -1,4 +1,8 @@
-"""Kernels compile for several GPU generations, with the launches of serving."""
+"""Kernels compile for several GPU generations, with the launches of serving.
+
+Triton's cache keeps the binaries for later runs; its keys are hashes of all sources, options and
+versions.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +58,6 @@ SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 
 HEAD_DIM = 256 if IS_LONG else 64
 """Dimensions of heads with windows and caps; 64 take half of the time."""
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ async def test_a_short_prompt_is_answered_while_long_ones_are_tokenized(
         return ids
 
     monkeypatch.setattr(tokenizer, "encode", encode)
-    tasks = [asyncio.create_task(rig.complete("ab " * LONG)) for _ in range(8)]
+    tasks = [asyncio.create_task(rig.complete("ab " * (LONG // 3 + 1))) for _ in range(8)]
     for _ in range(200):  # iterations of the loop, until all are queued
         await asyncio.sleep(0)
     try:

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import openai
 import pytest
 
 if TYPE_CHECKING:
     import anthropic
+    import openai
 
 URL_VARIABLE = "RAYFLEET_SHIM_URL"
 """URL of the server without a path."""
@@ -75,10 +75,14 @@ class RemoteOpenAIServer:
 
     def get_client(self, **options: Any) -> openai.OpenAI:
         """OpenAI client of the server."""
+        import openai
+
         return openai.OpenAI(**self._client_options("v1", options))
 
     def get_async_client(self, **options: Any) -> openai.AsyncOpenAI:
         """Asynchronous OpenAI client for the server."""
+        import openai
+
         return openai.AsyncOpenAI(**self._client_options("v1", options))
 
     def get_client_anthropic(self, **options: Any) -> anthropic.Anthropic:

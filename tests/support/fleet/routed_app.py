@@ -11,9 +11,13 @@ import gc
 import json
 import sys
 import time
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from cluster.local_ray import join_ray
+
+if TYPE_CHECKING:
+    from cluster.serve_router import FleetRouter
 
 APPLICATION = "routed"
 NUM_TALKS = 12
@@ -55,11 +59,18 @@ def main(address: str) -> None:
     print(json.dumps(rounds))
 
 
-def wait_for_news() -> None:
-    """Waits until no request counts as running or in transit at any replica."""
+@cache
+def find_router() -> FleetRouter:
+    """The router of this process, among all objects."""
     from cluster.serve_router import FleetRouter
 
     [router] = [thing for thing in gc.get_objects() if isinstance(thing, FleetRouter)]
+    return router
+
+
+def wait_for_news() -> None:
+    """Waits until no request counts as running or in transit at any replica."""
+    router = find_router()
     deadline = time.monotonic() + NEWS_S
     while router._placed or any(cache.running for cache in router._caches.values()):
         assert time.monotonic() < deadline, "the router does not know that the request has ended"

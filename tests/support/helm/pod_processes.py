@@ -5,7 +5,9 @@ from what KubeRay would run:
 
 - every port is a free one, and every listener is on the loopback interface (`RAY`);
 - folders of the image and of volumes are replaced (`FOLDERS`), and models are those of the clone;
-- Ray does not monitor the machine's memory.
+- Ray's workers do not run at nice 15, after all other processes of the machine;
+- Ray does not monitor the machine's memory, and starts neither log monitors nor the autoscaler's
+  monitor, which nothing here uses.
 """
 
 from __future__ import annotations
@@ -260,6 +262,7 @@ def run_pods(pods: Iterable[RayPod], token: str) -> Iterator[PodCluster]:
                     dashboard_port=str(dashboard_port),
                     port=str(gcs_port),
                     ray_client_server_port=str(client_port),
+                    no_monitor="true",
                 )
             else:
                 pod = pod.with_start_parameters(address=f"127.0.0.1:{gcs_port}")
@@ -304,6 +307,7 @@ def _start(pod: RayPod, directory: Path, gcs_port: int, shared: dict[str, str]) 
         temp_dir=str(directory / f"ray-{agent_port}"),
         dashboard_agent_listen_port=str(agent_port),
         metrics_export_port=str(metrics_port),
+        include_log_monitor="false",
         # Other nodes on this machine would use the same ports.
         min_worker_port="0",
         max_worker_port="0",
@@ -318,6 +322,7 @@ def _start(pod: RayPod, directory: Path, gcs_port: int, shared: dict[str, str]) 
         "RAY_ADDRESS": f"127.0.0.1:{gcs_port}",
         "RAY_PORT": str(gcs_port),
         "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_worker_niceness": "0",
         "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(serve_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(exporter_port),

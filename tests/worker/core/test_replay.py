@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.effort import IS_LONG
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.paths import DEMO, MODELS
 from tests.support.worker.recorded import Recording
@@ -22,6 +23,9 @@ from worker.protocol.structured import StructuredOutputsParams
 from worker.protocol.text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
+
+NUM_REQUESTS, NUM_OF_BLOCKS = (28, 12) if IS_LONG else (16, 8)
+"""Requests of the runs; of both, every seventh aborts another one."""
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 GRAMMARS = (
@@ -68,6 +72,7 @@ def drive(engine: Engine, num_requests: int, **sampling: object) -> None:
     assert {outcome.finish_reason for outcome in outputs.values()} >= {"stop", "length"}
 
 
+@pytest.mark.randomized  # with more requests
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_recorded_run_replays_to_the_same_plans(
     depth: int, monkeypatch: pytest.MonkeyPatch
@@ -87,12 +92,13 @@ def test_a_recorded_run_replays_to_the_same_plans(
     ) as engine:
         scheduler = engine.core.scheduler
         recording.attach(scheduler)
-        drive(engine, 28)
+        drive(engine, NUM_REQUESTS)
         assert not engine.core._guided, "matchers are released"
     assert recording.readings
     assert recording.replay(scheduler) > 40
 
 
+@pytest.mark.randomized  # with more requests
 def test_so_does_one_of_blocks() -> None:
     torch.set_num_threads(1)
     recording = Recording()
@@ -101,5 +107,5 @@ def test_so_does_one_of_blocks() -> None:
     ) as engine:
         scheduler = engine.core.scheduler
         recording.attach(scheduler)
-        drive(engine, 12, diffusion=DiffusionParams(threshold=0.6))
+        drive(engine, NUM_OF_BLOCKS, diffusion=DiffusionParams(threshold=0.6))
     assert recording.replay(scheduler) > 40

@@ -13,8 +13,6 @@ from tests.support.engines.adapter_engine import load_adapters
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from worker.models.config.peft import read_peft_config
 
-peft = pytest.importorskip("peft", reason="PEFT is not installed")
-
 NUM_TOKENS = 5
 FORMS: dict[str, dict[str, Any]] = {
     "attention": {"r": 4, "target_modules": ["q_proj", "v_proj"]},
@@ -42,6 +40,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 def save(base: Path, folder: Path, seed: int = 0, **config: Any) -> torch.nn.Module:
     """Saves an adapter with random weights by PEFT; returns PEFT's model with it."""
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
