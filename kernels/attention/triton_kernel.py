@@ -226,26 +226,27 @@ def _attend(
     weights = tl.zeros((BLOCK_M,), tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     # Keys at or after `clear` are in the windows of all queries, and no key before `border` is in
-    # the future of a query: keys in between need no mask.
+    # the future of a query: keys in between need no mask, and later ones no mask of windows. The
+    # range of a single query begins with its window.
     clear = start
     if WINDOW > 0 and QUERIES > 1:
         passed = tl.maximum(_window_start(highest_query, WINDOW, CHUNKED) - start, 0)
         clear = tl.minimum(start + tl.cdiv(passed, BLOCK_N) * BLOCK_N, stop)
         highest, weights, total = _walk(
             start, clear, stop, True, q, query, k_ptr, v_ptr, table, scale, highest, weights,
-            total, CAP, WINDOW, CHUNKED, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, VALUE_DIM,
-            BLOCK_D, BLOCK_V, BLOCK_N, PRECISION,
+            total, CAP, WINDOW, CHUNKED, BLOCK_SIZE, QUERIES, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM,
+            VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, PRECISION,
         )  # fmt: skip
     common = tl.minimum((lowest // BLOCK_SIZE + 1) * BLOCK_SIZE, stop)
     border = clear + tl.maximum(common - clear, 0) // BLOCK_N * BLOCK_N
     highest, weights, total = _walk(
         clear, border, stop, False, q, query, k_ptr, v_ptr, table, scale, highest, weights, total,
-        CAP, WINDOW, CHUNKED, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, VALUE_DIM, BLOCK_D,
+        CAP, 0, False, BLOCK_SIZE, QUERIES, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, VALUE_DIM, BLOCK_D,
         BLOCK_V, BLOCK_N, PRECISION,
     )  # fmt: skip
     return _walk(
         border, stop, stop, True, q, query, k_ptr, v_ptr, table, scale, highest, weights, total,
-        CAP, WINDOW, CHUNKED, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, VALUE_DIM, BLOCK_D,
+        CAP, 0, False, BLOCK_SIZE, QUERIES, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, VALUE_DIM, BLOCK_D,
         BLOCK_V, BLOCK_N, PRECISION,
     )  # fmt: skip
 
@@ -255,13 +256,14 @@ def _walk(
     start, stop, end, MASKED: tl.constexpr, q, query, k_ptr, v_ptr, table, scale,
     highest, weights, total,
     CAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
+    QUERIES: tl.constexpr, NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Continues an online softmax [M], in powers of 2, with tiles of keys from `start` up to
     `stop`. If MASKED, skips keys at or after `end`, and those that queries at positions [M] do not
-    attend to. FP8 keys and values are converted to the type of q, which is exact."""
+    attend to; a single query attends to all keys before `end`. If WINDOW is 0, no key precedes a
+    window. FP8 keys and values are converted to the type of q, which is exact."""
     dimension, column = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     dimension_inside, column_inside = dimension < HEAD_DIM, column < VALUE_DIM
     for block in range(start, stop, BLOCK_N):
@@ -289,9 +291,9 @@ def _walk(
             scores = (CAP * LOG2E) * (1.0 - 2.0 / (grown + 1.0))
             factor = 1.0
         if MASKED:
-            seen = exists[None, :] & (
-                position[None, :] < (query[:, None] // BLOCK_SIZE + 1) * BLOCK_SIZE
-            )
+            seen = exists[None, :]
+            if QUERIES > 1:
+                seen = seen & (position[None, :] < (query[:, None] // BLOCK_SIZE + 1) * BLOCK_SIZE)
             if CHUNKED:
                 seen = seen & (position[None, :] >= (query // WINDOW * WINDOW)[:, None])
             elif WINDOW > 0:

@@ -28,7 +28,9 @@ _WARPS, _STAGES, _SINGLE_STAGES = 4, 4, 2
 _ADA, _BLACKWELL = 89, 100
 """Compute capabilities for which one tile size of a format would spill registers; see
 `_tile_rows` and `_count_warps`."""
-_ADA_WARPS = 8
+_SPILLING_INT8 = {_ADA: 64, _BLACKWELL: 32}
+"""Tile sizes of int8 weights with which four warps would spill 8 bytes, by compute capability."""
+_MORE_WARPS = 8
 
 
 def multiply_packed(
@@ -83,8 +85,9 @@ def _tile_rows(rows: int, weight: PackedCodes) -> int:
 
 def _count_warps(tile_rows: int, weight: PackedCodes) -> int:
     """Number of warps per program."""
-    if weight.code == "int8" and tile_rows == _ROWS[-1] and compute_capability() == _ADA:
-        return _ADA_WARPS  # four spill 8 bytes
+    generation = min(compute_capability(), _BLACKWELL)
+    if weight.code == "int8" and tile_rows == _SPILLING_INT8.get(generation):
+        return _MORE_WARPS
     return _WARPS
 
 

@@ -24,9 +24,9 @@ from worker.models.loading.loader import build_without_weights
 INSTRUCTIONS = 0.5 * 132 * 128 * 1.755e9
 """Instructions per second of all threads: half of the peak of 132 multiprocessors of 128 lanes at
 1.755 GHz."""
-DECODING = {"int4": 3.8, "fp8": 4.3}
-"""Instructions per weight in matmuls with few rows, counted in their sm_90 binaries
-(deploy/benchmarks/README.md)."""
+DECODING = {"int4": 3.9, "fp8": 4.3}
+"""Instructions per weight in matmuls with few rows; `test_projection.py` counts them in the sm_90
+binaries."""
 WIDTHS = {"int4": (4 + 32 / 128) / 8, "fp8": 1.0, "bf16": 2.0}
 """Bytes per weight; for int4 including an fp32 scale per 128 input features."""
 FP8_PRODUCTS = 1190e12

@@ -24,6 +24,7 @@ _EARLY = re.compile(
 )
 """Instructions that must not precede a wait for the previous kernel: accesses to memory other than
 parameters, and all that could make the wait conditional."""
+_INSTRUCTION_BYTES = 16
 
 
 class Usage(NamedTuple):
@@ -53,18 +54,33 @@ class Binary:
         return next(found, "")
 
     def usage(self) -> Usage:
-        """Resources per thread, from the disassembler shipped with Triton."""
+        """Resources per thread."""
+        registers, stack, local = (
+            int(value)
+            for value in re.findall(r"(?:REG|STACK|LOCAL):(\d+)", self._dump("-res-usage"))
+        )
+        return Usage(registers, stack + local)
+
+    def loop_instructions(self) -> int:
+        """Instructions per thread of the shortest loop with matrix multiplications."""
+        code = self._dump("-sass")
+        products = [int(place, 16) for place in re.findall(r"/\*(\w{4,})\*/ .*MMA\.", code)]
+        branches = re.findall(r"/\*(\w{4,})\*/ .*\bBRA 0x(\w+)", code)
+        loops = [(int(target, 16), int(place, 16)) for place, target in branches]
+        return min(
+            (last - first) // _INSTRUCTION_BYTES + 1
+            for first, last in loops
+            if any(first <= place <= last for place in products)
+        )
+
+    def _dump(self, option: str) -> str:
+        """Output of the disassembler shipped with Triton."""
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(self.cubin)
             file.flush()
             tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-            output = subprocess.run(
-                [str(tool), "-res-usage", file.name], stdout=subprocess.PIPE, text=True, check=True
-            ).stdout
-        registers, stack, local = (
-            int(value) for value in re.findall(r"(?:REG|STACK|LOCAL):(\d+)", output)
-        )
-        return Usage(registers, stack + local)
+            command = [str(tool), option, file.name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def early_instructions(ptx: str) -> list[str]:
