@@ -31,7 +31,7 @@ MAX_LEVELS = 10
 
 
 class AskRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """Fields of both routes. None means the default."""
+    """Fields that both routes have. None means the default."""
 
     model: str | None = None
     user: str | None = None

@@ -13,7 +13,7 @@ MAX_VALUES = 1 << 20
 GIL for 25 ms, and a string of one letter takes about 60 bytes of memory. The 16 million values
 that fit into a body would block all streams for seconds."""
 CONTAINER = 16
-"""Number of values that an object or a list counts as, in proportion to its decoding time."""
+"""Number of values that an object or a list counts as, according to its decoding time."""
 MEMBER = 4
 """Number of values that a member of an object counts as, in addition to its value."""
 CHUNK_BYTES = 1 << 20
