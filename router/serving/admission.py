@@ -27,7 +27,7 @@ class AdmissionRules:
         self, store: SettingsStore | None, notify: Callable[[AdmissionChange], list[str]]
     ) -> None:
         self.change = AdmissionChange()
-        """All rules that differ from the workers' flags; sent to each worker that attaches."""
+        """All rules that an operator has changed; sent to each worker that attaches."""
         self._notify = notify
         self._shared = SharedSettings(store, "admission rules", self._apply)
 

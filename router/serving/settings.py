@@ -90,7 +90,7 @@ class SharedSettings:
             self._apply(values)
 
     def read_soon(self) -> None:
-        """Wakes `start`, so that it reads the store immediately instead of after its interval."""
+        """Makes `start` read the store immediately instead of at its next interval."""
         self._is_due.set()
 
     async def refresh(self) -> None:
@@ -100,7 +100,7 @@ class SharedSettings:
             self._apply(await self.changed(self.store.read()))
 
     async def changed(self, change: Coroutine[Any, Any, T]) -> T:
-        """Waits for a call of the store that is part of a change. Raises ApiError (503) if it may
+        """Waits for a call to the store that is part of a change. Raises ApiError (503) if it may
         have failed."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
