@@ -22,7 +22,8 @@ SUBMIT_TIMEOUT_S = 10.0
 """Timeout in seconds of a call that submits or aborts requests."""
 
 ABORT_RETRY_S = 1.0
-"""Seconds until aborts of a failed call are sent again, if no other call is made before."""
+"""Seconds after which the aborts of a failed call are sent again, unless another call is made
+first."""
 
 MAX_KNOWN_GRAMMARS = 64
 """Maximum number of grammars assumed to be cached by the worker, which caches many more. If the

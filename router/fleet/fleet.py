@@ -62,8 +62,8 @@ class Choice(msgspec.Struct, frozen=True):
     """Block hashes for other gateways (see PromptInFlight); empty if there are no other gateways,
     or if hits cover most of the prompt."""
     shared_block: int = 0
-    """Hash of the last block of the longest prefix that any worker has, for other gateways; 0 for
-    none."""
+    """Hash of the last block of the longest prefix that any worker has, for other gateways; 0 if
+    there is none."""
 
     @property
     def first_token_s(self) -> float:

@@ -160,7 +160,7 @@ class HitFinder:
 
 @lru_cache(_MAX_KNOWN)
 def _rows_of(bits: int) -> Rows:
-    """Rows of the workers with the same prompts in flight: the indices of the set bits."""
+    """Rows in a bit set; cached, since prompts in flight often have the same workers."""
     return _places(bits)
 
 

@@ -20,7 +20,7 @@ class _Count(NamedTuple):
     at: float
     """Time of the last use, on the fleet's clock."""
     earlier: float = 0.0
-    """The decayed number of uses of all prefixes when this one was first used."""
+    """The decayed number of uses of all prefixes at the time when this prefix was first used."""
     since: float = 0.0
     """Time of the first use, on the fleet's clock."""
 

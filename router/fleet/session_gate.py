@@ -30,9 +30,9 @@ PLAIN_TOKENS = 4096
 """Prompt length in tokens below which requests neither wait nor count against the caches. A coding
 agent's first prompt, with its instructions and tools, has 5,000 to 20,000 tokens."""
 IDLE = 0.25
-"""Fraction of time without requests, while some wait, above which a worker accepts one more session
-even if its cache is full: it has time to recompute evicted pages. Interactive sessions, with pauses
-of a minute, fill caches without keeping workers busy."""
+"""Fraction of idle time, while requests wait at the gate, above which a worker accepts one more
+session even if its cache is full, since it has time to recompute evicted pages. Interactive
+sessions, with pauses of a minute, fill caches without keeping workers busy."""
 EXCEED_S = 10.0
 """Minimum seconds between two sessions that are admitted to full caches of idle workers: the prompt
 of the first must show up in the workers' reports before the next is admitted."""

@@ -48,7 +48,7 @@ class TagFormat:
     """Pattern of the tags before a value. Its first group is the argument's name; a second one is
     `true` for text, `false` for JSON, and None for a value of the type in the schema."""
     value_endings: tuple[str, ...]
-    """Tags that end a value: its closing tag, followed by tags that start the next element."""
+    """Tags that end a value: first its closing tag, then tags that start the next element."""
     endings: tuple[str, ...]
     """Tags that end all arguments."""
     is_indented: bool = False

@@ -229,7 +229,7 @@ class OutputParser:
         return self._may_lead() and self._buffer.lstrip().startswith(self._leading)
 
     def _may_lead(self) -> bool:
-        """Whether calls without a marker may begin here: before any content and call."""
+        """Whether calls without a marker may begin here: before any content or call."""
         is_first = self._state == "content" and not self._has_content and not self.num_calls
         return is_first and bool(self._leading)
 

@@ -179,11 +179,11 @@ class AdapterRegistry:
         await self._call_others()
 
     async def start(self) -> None:
-        """Reads the store, and applies changes of other gateways until `close`."""
+        """Reads the store, and applies other gateways' changes until `close`."""
         await self._shared.start()
 
     async def close(self) -> None:
-        """Stops applying changes of other gateways."""
+        """Stops applying other gateways' changes."""
         await self._shared.close()
 
     async def _on_call(self, _: bytes) -> bytes:

@@ -46,11 +46,11 @@ class AdmissionRules:
             return self._notify(change)
 
     async def start(self) -> None:
-        """Reads the stored changes, and applies those of other gateways until `close`."""
+        """Reads the stored changes, and applies other gateways' changes until `close`."""
         await self._shared.start()
 
     async def close(self) -> None:
-        """Stops applying changes of other gateways."""
+        """Stops applying other gateways' changes."""
         await self._shared.close()
 
     def _apply(self, values: dict[str, bytes]) -> None:

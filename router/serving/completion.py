@@ -145,7 +145,7 @@ class Completion:
         """Number of worker failures that the request may have caused: in that attempt, the worker
         had not sent a token."""
         self.prompt = spec.prompt
-        """Prompt of the current attempt: the client's prompt and the tokens generated before it."""
+        """Prompt of the current attempt: the client's prompt and the tokens of earlier attempts."""
         self.worker_id = ""
         """Worker of the last submit; empty before the first."""
         self.visit: Visit | None = None

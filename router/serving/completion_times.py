@@ -13,7 +13,7 @@ from worker.protocol.times import FirstTokenTimes
 
 
 class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The request of one completion, with which it can start on any worker."""
+    """What one completion requests; enough to start the completion on any worker."""
 
     request_id: str
     index: int

@@ -25,7 +25,7 @@ class GenerationRequest:
     feasibility: Feasibility
     """Sampling parameters, and the check of the request against the workers' limits."""
     stream: bool
-    """Whether `take` returns new tokens, or only completions that have ended."""
+    """Whether `take` returns completions with new tokens, or only those that have ended."""
     priority: int = DEFAULT_PRIORITY
     """Priority at the workers: higher values are scheduled first."""
     slo: Slo | None = None
@@ -121,7 +121,8 @@ class Generation:
         return completion.prompt_logprobs or first.prompt_logprobs
 
     async def start(self) -> None:
-        """Submits all completions to workers. Raises ApiError, after ending all of them."""
+        """Submits all completions to workers. If one cannot be placed, ends all of them and raises
+        ApiError."""
         try:
             if len(self.completions) == 1:
                 await self._place(self.completions[0])

@@ -59,13 +59,13 @@ class SharedSettings:
         self._is_due = asyncio.Event()
 
     async def start(self) -> None:
-        """Reads the store, and applies changes of other gateways until `close`."""
+        """Reads the store, and applies other gateways' changes until `close`."""
         if self.store is not None:
             await self.read()
             self._follower = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
-        """Stops applying changes of other gateways."""
+        """Stops applying other gateways' changes."""
         if self._follower is not None:
             self._follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):

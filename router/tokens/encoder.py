@@ -389,8 +389,8 @@ class PromptEncoder:
     def _blocks(
         self, cache_salt: str, tenant: str, session: str, adapter: AdapterRef | None
     ) -> Callable[[Sequence[int] | Tokens, int], PromptBlocks]:
-        """Creates a function that hashes the tokens of a prompt for all kinds of ready workers; its
-        second argument is the index of a pair's second text, or 0."""
+        """Creates a function that hashes the tokens of a prompt for all kinds of ready workers. The
+        function's second argument is the index of a pair's second text, or 0."""
         keys = self._fleet.block_keys()
 
         def blocks(token_ids: Sequence[int] | Tokens, second_text: int) -> PromptBlocks:
@@ -430,7 +430,7 @@ class ChatPrompt:
     messages: Sequence[Mapping[str, Any]]
     """Messages in the chat templates' form."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Tools in the chat templates' form; None if there is none."""
+    """Tools in the chat templates' form; None if there are none."""
     add_generation_prompt: bool = True
     """Whether the prompt ends with the start of an assistant message."""
     continues: bool = False

@@ -34,7 +34,7 @@ OMITTED_NAMES = {
     "input_image": "image",
     "video_url": "video",
 }
-"""Names of content that is not text, by the type of its part."""
+"""Names of omitted content in the note that replaces it, by the type of the content part."""
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _TYPE = re.compile(r"[A-Za-z0-9_-]{1,64}")

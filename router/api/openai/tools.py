@@ -42,7 +42,7 @@ class ToolUse:
     """Tools that the model may or must call in one chat, and the format of its calls."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Tools passed to the chat template; None if there is none."""
+    """Tools passed to the chat template; None if there are none."""
     format: ToolFormat | None = None
     """Format in which the model writes calls; None if it may not call anything."""
     properties: Properties = field(default_factory=dict)

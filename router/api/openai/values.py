@@ -66,10 +66,11 @@ def delimiting_quotes(data: NDArray[np.uint8], is_escaped: bool) -> tuple[NDArra
 
     Args:
         data: bytes of a chunk.
-        is_escaped: whether its first byte is escaped by the previous chunk.
+        is_escaped: whether the first byte of `data` is escaped by the previous chunk.
 
     Returns:
-        Whether each byte is such a quote, and whether the first byte of the next chunk is escaped.
+        For each byte, whether it is such a quote; and whether the first byte of the next chunk is
+        escaped.
     """
     slashes = data == ord("\\")
     if not slashes.any():

@@ -14,7 +14,7 @@ from router.peers import ID_PREFIX
 MAX_ENTRIES = 4096
 """Maximum number of responses of all keys together."""
 OVERHEAD = 1024
-"""Bytes of overhead that each response counts as, in addition to its size."""
+"""Bytes of overhead per response that are counted in addition to the response's size."""
 PREFIX = "resp_"
 """Prefix of response ids."""
 _ID = re.compile(PREFIX + r"([a-z0-9]{1,32})[0-9a-f]{32}")

@@ -106,7 +106,7 @@ def client_tools(given: Sequence[Mapping[str, Any]] | None, ignored: Ignored) ->
     """Converts `tools`. Raises ApiError (400) if one is malformed.
 
     Args:
-        given: the tools; None if there is none.
+        given: the tools; None if there are none.
         ignored: counts tools that only other servers run.
     """
     tools = ClientTools()
