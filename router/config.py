@@ -20,7 +20,7 @@ Tenancy = Literal["auto", "none", "key", "user"]
 `user`. `auto` means by key if there are several keys, otherwise not at all."""
 
 _RARE = {"within": "--routing-config"}
-"""Metadata of options without a flag, which are set within --routing-config."""
+"""Metadata of options that have no flag and are set with --routing-config."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -180,7 +180,7 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
 
 
 def raise_for_problem(problem: Problem | None) -> None:
-    """Raises ApiError (400) if a request exceeds the limits of workers."""
+    """Raises ApiError (400) with the problem, if any: a limit of workers that a request exceeds."""
     if problem is not None:
         code = None if problem.overflow is None else CONTEXT_LENGTH_EXCEEDED
         raise ApiError(

@@ -41,7 +41,7 @@ class Gateway:
     Args:
         config: configuration with the models.
         transports: connections to workers, by model name.
-        tracing: creates spans; None if there is none.
+        tracing: creates spans; None if tracing is disabled.
         settings: store shared by a model's gateways, by model name; empty if this gateway is the
             only one.
         adapters: store of adapters loaded at run time, by model name.
@@ -79,8 +79,8 @@ class Gateway:
         """Threads for long bodies and prompts."""
         self.tracing = tracing
         self.gather: Callable[[str], Awaitable[tuple[bytes, str]]] | None = None
-        """Collects the metrics of all processes of this node for an Accept header; returns text and
-        content type. None if only this process has metrics."""
+        """Collects the metrics of all processes of this node in the format that an Accept header
+        requests; returns text and content type. None if only this process has metrics."""
         self.report: StartReport = lambda delay: None
         """Called with a description of what `start` is waiting for."""
         self.delayed: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None
@@ -150,7 +150,7 @@ class Gateway:
         return model
 
     def owner(self, name: str) -> ServedModel | None:
-        """The model with a name, or with an adapter of that name; None if there is none."""
+        """The model that has this name, or an adapter with this name; None if there is none."""
         model = self._names.get(name)
         if model is not None:
             return model

@@ -35,7 +35,8 @@ class PeerTransport(Protocol):
         ...
 
     def stream(self, peer_id: str, request: bytes) -> AsyncIterator[bytes]:
-        """Sends a PeerRequest; yields the response. Raises ConnectionError if the call fails."""
+        """Sends a PeerRequest; yields the items of the response. Raises ConnectionError if the call
+        fails."""
         ...
 
 
@@ -84,17 +85,17 @@ class Peers:
         return await self._reach(peer_id).call(peer_id, _encode(PeerRequest(method, payload)))
 
     def stream(self, peer_id: str, method: str, payload: bytes) -> AsyncIterator[bytes]:
-        """Calls another gateway; yields the response. Raises ConnectionError if it is unreachable
-        or fails."""
+        """Calls another gateway; yields the items of the response. Raises ConnectionError if it is
+        unreachable or fails."""
         return self._reach(peer_id).stream(peer_id, _encode(PeerRequest(method, payload)))
 
     async def answer_call(self, request: bytes) -> bytes:
-        """Handles a `call` of another gateway. Raises KeyError for an unknown method."""
+        """Handles a `call` from another gateway. Raises KeyError for an unknown method."""
         decoded = _decode(request)
         return await self._calls[decoded.method](decoded.payload)
 
     def answer_stream(self, request: bytes) -> AsyncIterator[bytes]:
-        """Handles a `stream` of another gateway. Raises KeyError for an unknown method."""
+        """Handles a `stream` from another gateway. Raises KeyError for an unknown method."""
         decoded = _decode(request)
         return self._streams[decoded.method](decoded.payload)
 

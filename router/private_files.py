@@ -13,15 +13,14 @@ from typing import BinaryIO
 class RotatedFile:
     """Appends lines to a file of mode 0600; a full file is renamed to NAME.1.SUFFIX.
 
-    The file is locked (flock) while it is open. Files without a lock belong to exited gateways:
-    the oldest of them are removed at the start, so that their number does not grow with each
-    restart.
+    The file is locked (flock) while it is open. Files without a lock belong to exited gateways: the
+    oldest of them are removed when a gateway starts, so that they do not accumulate.
 
     Args:
         path: path of the file; its folder is created with mode 0700 if it does not exist.
-        max_bytes: maximum bytes of each of the at most two files.
-        others: pattern of file names of all processes that write such files, such as
-            `audit-*.jsonl`; files of exited processes may have up to twice `max_bytes` in total.
+        max_bytes: maximum bytes of each of the two files, the current and the renamed one.
+        others: glob pattern of the files of all gateways that log to the folder, such as
+            `audit-*.jsonl`; files of exited gateways may have up to twice `max_bytes` in total.
             Empty to remove none.
         buffering: bytes buffered in memory; 1 writes each line immediately.
 
@@ -44,7 +43,7 @@ class RotatedFile:
         return not self._num_bytes or self._num_bytes + num_bytes < self._max_bytes
 
     def turn_over(self) -> None:
-        """Renames the file, and starts the next. Raises OSError."""
+        """Renames the full file, and starts a new one. Raises OSError."""
         full = self._file
         full.flush()
         os.replace(self.path, self.path.with_suffix(f".1{self.path.suffix}"))
@@ -104,7 +103,7 @@ def _remove_left_files(folder: Path, pattern: str, max_bytes: int) -> None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process has, or may have, a file open: file system locks may not work."""
+    """Whether a process has the file open; also true if the file system does not support locks."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -36,7 +36,7 @@ class RequestSpan:
 
         Args:
             tracing: creates spans.
-            traceparent: the client's trace context; empty for none.
+            traceparent: the client's trace context; empty if there is none.
             path: path of the request.
             model: name of the model.
             elapsed_s: seconds since the request arrived.

@@ -6,8 +6,8 @@ import asyncio
 from typing import Final
 
 SLICE_S: Final = 0.005
-"""Seconds of work on one request before other tasks run: the interpreter's switch interval. A body
-may have 2,048 completions, each of which takes 0.1 to 0.2 ms in all."""
+"""Seconds of work on one request before other tasks run: the interpreter's switch interval. A
+request may have 2,048 completions, each of which takes 0.1 to 0.2 ms of work in total."""
 
 
 class WorkSlice:

@@ -74,7 +74,7 @@ class AdapterRoutes:
             )
 
     def _model(self, name: str | None) -> ServedModel:
-        """The base model that the request names; if it names none, the only model with adapters."""
+        """The base model that the request names; without a name, the only model with adapters."""
         enabled = [model for model in self._gateway.models if model.route.enable_lora]
         if name is None and len(enabled) == 1:
             return enabled[0]
@@ -85,7 +85,7 @@ class AdapterRoutes:
 
 
 def _rows(model: ServedModel) -> list[dict[str, Any]]:
-    """A row per adapter of a model."""
+    """One row of the listing per adapter of a model."""
     rows = []
     for name in model.adapters.names:
         ref, loaded = model.adapters.find(name), model.adapters.loaded.get(name)

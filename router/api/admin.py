@@ -69,13 +69,15 @@ class AdminRoutes:
         self._bodies = bodies
 
     async def admission(self, request: Request) -> Response:
-        """GET /admin/admission?model=NAME: rules changed through this endpoint. Raises ApiError."""
+        """GET /admin/admission?model=NAME: the admission rules that have been changed through this
+        endpoint. Raises ApiError."""
         await self._access.authorize(request)
         model = self._gateway.model(request.query_params.get("model"))
         return JSONResponse({"model": model.route.name, **model.admission.change.given})
 
     async def set_admission(self, request: Request) -> Response:
-        """POST /admin/admission: changes rules of `model`'s workers. Raises ApiError.
+        """POST /admin/admission: changes admission rules for the workers of `model`. Raises
+        ApiError.
 
         The new values apply to all current and future workers until they are changed again.
         Responds with the values and the ids of the workers that received them.
@@ -101,7 +103,7 @@ class AdminRoutes:
 
 
 def _fields(payload: Payload) -> dict[str, Any]:
-    """Decodes a body. Raises ApiError (400) if it is malformed or has too many values."""
+    """Decodes a body to a dict. Raises ApiError (400) if it is malformed or has too many values."""
     text = CutJson(payload)
     check_num_values(text.skeleton)
     return json_object(text)

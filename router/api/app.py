@@ -179,7 +179,7 @@ class PlainPaths:
 
     Args:
         app: the wrapped application.
-        root_path: the proxy's prefix, such as `/llm`; empty for none.
+        root_path: the proxy's prefix, such as `/llm`; empty if there is none.
     """
 
     def __init__(self, app: ASGIApp, root_path: str = "") -> None:
@@ -322,7 +322,7 @@ class MonitorRoutes:
 
 
 class _ModelNames:
-    """Error handler that adds the key's models to errors about an unknown model.
+    """Error handler that adds the models that the key may use to errors about an unknown model.
 
     Args:
         gateway: the gateway.

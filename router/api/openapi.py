@@ -141,7 +141,7 @@ def openapi_document(root_path: str = "") -> bytes:
     """The OpenAPI 3.1 document as JSON: bodies in full, responses without schemas.
 
     Args:
-        root_path: prefix that a reverse proxy adds to all paths; empty for none.
+        root_path: prefix that a reverse proxy adds to all paths; empty if there is none.
     """
     bodies = list(dict.fromkeys(body for _, _, body, _ in _POSTED))
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)

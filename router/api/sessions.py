@@ -91,7 +91,7 @@ class SessionRoutes:
 
 
 def _check_monitoring(account: Account) -> None:
-    """Raises ApiError (403) if a key may not see the sessions of others."""
+    """Raises ApiError (403) if the key does not give access to the sessions of other keys."""
     key = account.key
     if key is not None and not key.monitoring and account.num_keys > 1:
         raise ApiError(

@@ -25,7 +25,8 @@ _UNSUPPORTED = {
     "/v1/vector_stores": "vector stores of OpenAI",
     "/v1/videos": "video generation (OpenAI)",
 }
-"""Route prefixes of other servers that are not supported here, and what they are for."""
+"""Route prefixes of other servers' APIs that are not supported here, with descriptions of the APIs.
+"""
 _VERSION = "/v1"
 _SIMILARITY = 0.85
 """Minimum difflib ratio at which another route is suggested: a difference of one or two letters."""
@@ -64,9 +65,9 @@ def _other_spellings(path: str) -> tuple[str, str]:
 
 
 def _meant(path: str, served: list[str]) -> str | None:
-    """The route that was probably meant; None if none is similar.
+    """The known route that the client probably meant; None if none is similar.
 
-    A wrong base URL adds or drops the start of a path, so the path ends like a route.
+    A wrong base URL adds a prefix or omits /v1, so routes are compared with the end of the path.
     """
     ends = {route.removeprefix(_VERSION): route for route in served}
     same = [end for end in ends if path.endswith(end)]

@@ -1,4 +1,4 @@
-"""Channels to workers: an attach stream from each, and batched submits to it."""
+"""Channels to workers: per worker, a stream of its reports and tokens, and batched submits."""
 
 from router.channel.channel import WorkerChannel
 from router.channel.link import WorkerLink

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 CHECK_TIMEOUT_S = 60.0
 """Timeout in seconds for a worker to read an adapter, which may have tens of GB."""
 FIRST_BACKOFF_S = 0.05
-"""Initial number of seconds between attempts to attach; doubled after each failure."""
+"""Seconds between the first two attempts to attach; doubled after each failure."""
 LAST_BACKOFF_S = 2.0
 """Maximum seconds between attempts to attach."""
 
@@ -112,7 +112,7 @@ class WorkerChannel:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Detaches; open requests are lost."""
+        """Detaches from the worker; open requests are lost."""
         self._lose("the gateway is shutting down")
         if self._task is not None:
             self._task.cancel()
@@ -347,11 +347,11 @@ class WorkerChannel:
     def _lose_in_flight(
         self, reason: str, before: int | None, unsent: Collection[str] = ()
     ) -> None:
-        """Ends open requests of epochs before `before`, or all of them if that is None.
+        """Ends the open requests that a failure has affected.
 
         Args:
             reason: reason for the failure.
-            before: first epoch that is not lost.
+            before: first epoch whose requests are not lost; None if all requests are lost.
             unsent: ids of requests that were never sent to the worker.
         """
         for request_id, request in list(self._in_flight.items()):

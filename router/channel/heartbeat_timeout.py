@@ -14,8 +14,8 @@ SILENT_TICKS_AT_FIRST = 40
 """Ticks without an item after which a worker that is still attaching fails, since attaching
 takes longer."""
 PULSE_TICKS = 4
-"""Ticks without an item after which heartbeats are read. A worker whose event loop is blocked
-still publishes heartbeats, and will resume its requests soon; a stopped or exited one does not."""
+"""Ticks without an item after which heartbeats are read: a worker whose event loop is blocked
+still publishes them, and will resume its requests soon; a stopped or exited one does not."""
 BUSY_TICKS = 120
 """Ticks without an item after which a worker with heartbeats also fails: half a minute."""
 
@@ -41,7 +41,7 @@ class HeartbeatTimeout:
         self.received = False
         """Whether an item has arrived since the last tick; set by the stream."""
         self._pulse_task: asyncio.Task[bytes | None] | None = None
-        """Running call of `heartbeat`."""
+        """Running call of `heartbeat`; None if there is none."""
 
     def tick(self, *, is_attached: bool) -> str | None:
         """Counts a tick; returns the reason if the worker has failed, otherwise None."""
@@ -67,7 +67,7 @@ class HeartbeatTimeout:
         return None
 
     def close(self) -> None:
-        """Cancels a call of `heartbeat`."""
+        """Cancels the running call of `heartbeat`, if any."""
         if self._pulse_task is not None:
             self._pulse_task.cancel()
             self._pulse_task = None

@@ -36,7 +36,7 @@ class WorkerTransport(Protocol):
     def watch_workers(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
         """Calls `on_change` with all worker ids, now and whenever the set changes.
 
-        It is called on the event loop's thread.
+        `on_change` is called on the event loop's thread.
         """
         ...
 

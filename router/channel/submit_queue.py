@@ -19,23 +19,24 @@ from worker.protocol.structured import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 SUBMIT_TIMEOUT_S = 10.0
-"""Timeout of a call in seconds."""
+"""Timeout in seconds of a call that submits or aborts requests."""
 
 ABORT_RETRY_S = 1.0
-"""Seconds until aborts of a failed call are sent again, if no other call is made before."""
+"""Seconds after which the aborts of a failed call are sent again, unless another call is made
+first."""
 
 MAX_KNOWN_GRAMMARS = 64
-"""Number of grammars assumed to be cached by the worker, which caches many more. If the worker has
-dropped one anyway, the batch waits while that grammar is compiled."""
+"""Maximum number of grammars assumed to be cached by the worker, which caches many more. If the
+worker has dropped one anyway, the batch waits while that grammar is compiled."""
 MAX_KNOWN_ADAPTERS = 1024
-"""Number of LoRA adapters assumed to be checked by the worker already."""
+"""Maximum number of LoRA adapters that the worker is assumed to have checked already."""
 
 Novelty = StructuredOutputsParams | AdapterRef
 """A grammar that the worker must compile, or an adapter that it must check, before it replies."""
 
 
 class OnFailure(Protocol):
-    """Callback for submits of calls that failed."""
+    """Callback for the submits of a call that failed."""
 
     def __call__(self, submits: list[Submit], reason: str, *, is_lost: bool) -> None:
         """Called when a call has failed.
@@ -74,10 +75,10 @@ class SubmitQueue:
         self._admission: AdmissionChange | None = None
         self._sender: asyncio.Task[None] | None = None
         self._alone: dict[asyncio.Task[None], None] = {}
-        """Calls in flight whose submits use one grammar or adapter that may be new to the
-        worker."""
+        """Calls in flight that are sent apart from the others, because their grammar or adapter may
+        be new to the worker."""
         self._followers: dict[Novelty, dict[str, Submit]] = {}
-        """Submits waiting for the reply to another one with the same grammar or adapter."""
+        """Submits that wait for the reply to an earlier submit with the same grammar or adapter."""
         self._known_grammars: LRUCache[int, None] = LRUCache(MAX_KNOWN_GRAMMARS)
         """Hashes of the grammars that the worker has recently compiled, whose texts may be large.
         After a hash collision, a batch merely waits while the worker compiles."""
@@ -87,11 +88,11 @@ class SubmitQueue:
         self._decoder = msgspec.msgpack.Decoder(SubmitReply)
 
     def submit(self, submit: Submit) -> None:
-        """Sends a submit with the next call, or alone if the worker must compile its grammar or
-        check its adapter.
+        """Sends a submit with the next call, or in a separate call if the worker must compile its
+        grammar or check its adapter.
 
-        The reply to such a call is late and would delay other submits in it. Further submits with
-        the same grammar or adapter wait for that reply.
+        The reply to a separate call is late, and would delay other submits in it. Further submits
+        with the same grammar or adapter wait for that reply.
         """
         novelty = self._novelty(submit)
         if novelty is None:
@@ -103,7 +104,7 @@ class SubmitQueue:
             self._call_alone([submit], novelty)
 
     def abort(self, request_id: str, attempt: int) -> None:
-        """Sends an abort with the next call, or drops the submit if it was not sent yet."""
+        """Sends an abort with the next call, or drops the submit if it has not been sent yet."""
         waiting = (self._submits, *self._followers.values())
         if all(submits.pop(request_id, None) is None for submits in waiting):
             self._aborts.append(Abort(request_id=request_id, attempt=attempt))

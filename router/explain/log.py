@@ -21,12 +21,12 @@ from router.private_files import RotatedFile
 logger = logging.getLogger(__name__)
 
 MAX_BLOCKS = 8192
-"""Maximum number of leading blocks of a prompt that are logged: 131,072 tokens if pages have 16
-tokens, or 87 kB."""
+"""Maximum number of leading blocks of a prompt that are logged: 131,072 tokens with pages of 16
+tokens. Their hashes take 87 kB."""
 _HASH_BYTES = 8
 _MIN_SECRET_BYTES = 16
 _SPEED_EVERY = 256
-"""Number of decisions between two lines with the fleet's speeds."""
+"""Number of decisions after which a line with the fleet's step times is logged again."""
 _BUFFER = 1 << 16
 """Size in bytes of the line buffer."""
 
@@ -81,8 +81,8 @@ class DecisionLog:
             )
 
     def decided(self, line: DecisionLine, fleet: Fleet) -> None:
-        """Logs the decision of a finished completion, periodically preceded by the fleet's
-        speeds."""
+        """Logs the decision of a finished completion, preceded from time to time by the fleet's
+        step times."""
         if self._file is not None and not self._file.has_room():
             self._turn_over(self._file, fleet)
         if self._num_decided % _SPEED_EVERY == 0:
@@ -94,7 +94,7 @@ class DecisionLog:
         self._write(msgspec.structs.replace(line, hashes=keyed, session=session))
 
     def close(self, fleet: Fleet) -> None:
-        """Logs the fleet's speeds, and flushes buffered lines."""
+        """Logs the fleet's step times, and flushes buffered lines."""
         self._speed(fleet)
         if self._file is not None:
             try:

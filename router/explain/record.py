@@ -26,7 +26,8 @@ class DecisionLine(msgspec.Struct, kw_only=True, tag="decided"):
     worker_id: str
     """Id of the chosen worker."""
     attempt: int
-    """Number of the last attempt; 0 if no worker failed during the completion or rejected it."""
+    """Number of the last attempt, starting at 0; each attempt follows a worker's failure or
+    rejection."""
     hit_tokens: int
     """Prompt tokens predicted to be in the chosen worker's prefix cache."""
     achievable_hit_tokens: int
@@ -36,7 +37,7 @@ class DecisionLine(msgspec.Struct, kw_only=True, tag="decided"):
     cached_tokens: int
     """Prompt tokens found in the worker's prefix cache."""
     predicted_s: float
-    """Predicted seconds to the first token, at the decision."""
+    """Seconds to the first token, as predicted when the decision was made."""
     first_token_s: float
     """Seconds from arrival to the first token; negative if there was none."""
     regret_s: float
@@ -56,7 +57,7 @@ class WorkerSeen(msgspec.Struct, kw_only=True, tag="worker"):
 
 
 class FleetSpeed(msgspec.Struct, kw_only=True, tag="speed"):
-    """Step times fitted so far."""
+    """Step-time model of the fleet, as fitted so far."""
 
     costs: StepCosts
     factors: dict[str, float]

@@ -18,9 +18,9 @@ def adapter_load_s(
     """Seconds until each worker has an adapter on the device, one per row of the WorkerTable.
 
     0 if the adapter is on the device, or is being loaded for an earlier request of this gateway.
-    Otherwise, the time that the worker takes to read it, after the adapters that it must read
-    first; if the adapter is in host memory, a fraction of the time of one read. Workers that have
-    not read any adapter yet are assumed to take the mean time of the others.
+    Otherwise, the time until the worker has read it, including the adapters that it must read
+    first. An adapter in host memory takes a fraction of the time of one read. Workers that have not
+    read any adapter yet are assumed to take the mean time of the others.
     """
     seconds = np.zeros(num_rows)
     unmeasured: list[int] = []
@@ -46,7 +46,8 @@ def adapter_load_s(
 
 
 def _num_coming(worker: WorkerState, now: float) -> int:
-    """Number of adapters that a worker reads for this gateway's requests, one after another."""
+    """Number of adapters that a worker still has to read, one after another, for this gateway's
+    requests."""
     totals = worker.load.adapters
     assert totals is not None
     return sum(
@@ -58,7 +59,7 @@ def _num_coming(worker: WorkerState, now: float) -> int:
 
 
 def note_adapter(adapter: AdapterRef, worker: WorkerState, now: float) -> None:
-    """Records that a request of an adapter was sent to a worker, which will have it soon."""
+    """Records that a request for an adapter was sent to a worker, which will load the adapter."""
     sent = worker.adapters_sent
     for version in [v for v, sent_at in sent.items() if now - sent_at >= ADAPTER_REPORT_S]:
         del sent[version]

@@ -1,4 +1,4 @@
-"""AdaptivePolicy, the default: a cost is the time in seconds that this and other requests wait."""
+"""AdaptivePolicy, the default: the cost of a worker is how long this and other requests wait."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class AdaptivePolicy(RoutingPolicy):
     def _copy_saving(
         self, request: RequestView, queue_s: Floats, num_workers: int, now: float
     ) -> Floats | None:
-        """Seconds that later requests save if a worker also caches the shared prefix, per row.
+        """Seconds that later requests save if the worker also caches the shared prefix, per row.
 
-        None if nothing is saved.
+        None if no worker's copy saves anything.
         """
         shared = request.shared_block
         if not shared:

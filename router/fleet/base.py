@@ -54,13 +54,13 @@ class RoutingPolicy(ABC):
         """
 
     def observe(self, request: RequestView, work_s: float, now: float) -> None:
-        """Records that a request was placed; its worker computes the prompt for `work_s`
+        """Records that a request was placed on a worker, which will compute the prompt in `work_s`
         seconds."""
         return
 
     def observe_prefix(self, block_hash: int, now: float) -> None:
-        """Records that another gateway placed a request; the request's longest prefix cached by any
-        worker ends with this block."""
+        """Records that another gateway placed a request. The given block is the last one of the
+        request's longest prefix that any worker has cached."""
         return
 
     def choose(
@@ -92,9 +92,9 @@ def break_tie(rows: NDArray[np.intp], request: RequestView, workers: WorkerTable
     """Selects one of several workers with equal cost; returns its row.
 
     The worker is chosen by rendezvous hashing of the first block that the request adds to a cache:
-    all gateways send requests that share a prefix to the same worker, and others to different
-    workers, without communication. A request that adds no block goes to the least recently chosen
-    worker.
+    without communication, all gateways send requests with a common prefix to the same worker, and
+    spread other requests over the workers. A request that adds no block goes to the least recently
+    chosen worker.
     """
     place = int(request.hit_tokens.item(rows[0])) // request.page_size
     if place >= len(request.hashes):
@@ -104,7 +104,7 @@ def break_tie(rows: NDArray[np.intp], request: RequestView, workers: WorkerTable
 
 
 def rendezvous(seeds: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
-    """Weights of rendezvous hashing: a hash of each seed with `key`."""
+    """Weights for rendezvous hashing: each worker's seed hashed with `key`."""
     values = seeds ^ np.uint64(key)
     values *= _MIX_A
     values ^= values >> _HALF

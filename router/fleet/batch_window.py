@@ -26,7 +26,7 @@ class BatchWindow:
     Requests that arrive while a batch is being placed form the next batch.
 
     Args:
-        fleet: the fleet to place them in.
+        fleet: the fleet that places the requests.
         clock: time in seconds.
     """
 
@@ -36,7 +36,7 @@ class BatchWindow:
         self._waiting: list[_Waiting] = []
         self._batch: list[_Waiting] = []
         self._choices: Iterator[tuple[int, Choice | None]] | None = None
-        """Remaining choices for `_batch`; None if no request waits."""
+        """Remaining choices for the requests in `_batch`; None if there is no request."""
 
     async def place(
         self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()

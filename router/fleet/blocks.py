@@ -28,7 +28,7 @@ class BlockKey(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, info: EngineInfo) -> BlockKey:
-        """The key of a worker's engine."""
+        """The block-hash parameters of a worker's engine."""
         return cls(info.page_size, info.block_hash_salt)
 
 
@@ -40,7 +40,7 @@ class PromptBlocks:
         cache_salt: the client's salt, which isolates its prefix cache.
         adapter: LoRA adapter, whose version affects keys and values; None if there is none.
         tenant: tenant that the prefix cache belongs to if tenants are isolated; otherwise empty.
-        session: the client's conversation id; empty for none.
+        session: the client's conversation id; empty if there is none.
         memo: block hashes of earlier prompts; None to compute all hashes.
     """
 
@@ -90,7 +90,7 @@ class PromptBlocks:
         return len(self.token_ids) // TOKEN_BYTES
 
     def followed_by(self, token_ids: Sequence[int]) -> PromptBlocks:
-        """The prompt with more tokens at its end."""
+        """A prompt that consists of this one and more tokens."""
         if not token_ids:
             return self
         longer = PromptBlocks(

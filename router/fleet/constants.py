@@ -30,14 +30,14 @@ OUTPUT_STEPS = 256
 """Predicted steps for which a request occupies a batch slot, one per output token. Chat answers
 have 200 to 300 tokens (ShareGPT, LMSYS-Chat-1M)."""
 TOLERANCE = 1e-3
-"""Relative difference up to which costs count as equal: below the error of estimates, and far above
-rounding errors."""
+"""Relative difference up to which costs count as equal. It is smaller than the error of estimates,
+and far larger than rounding errors."""
 PACE_GAIN = 0.05
 """Weight of a new step in the moving average of a worker's speed, which spans about 40 steps."""
 SAME_PACE = 0.12
 """Difference in log speed up to which workers count as equally fast. Step times of identical
-workers scatter by 0.15 (because of other load on the machine), and means over 40 steps by 0.024; 20
-workers lie within 5 times that."""
+workers scatter by 0.15 (because of other load on the machine), and means over 40 steps by 0.024.
+The means of 20 such workers span at most 5 times that."""
 PACE_BOUND = 1.0
 """Maximum deviation of a step's time from the model, as a logarithm (a factor of e): slower steps
 were delayed by something else and do not reflect the worker's speed."""
@@ -45,9 +45,9 @@ PACE_SPACING_S = 0.002
 """Minimum interval between observed steps of a worker, in seconds per worker of the fleet. An
 observation costs a gateway about 10 µs, so observations take at most 0.5 % of a core."""
 PACE_DECODES = 4
-"""Number of decode steps per observed one. Decode steps are frequent and similar, and an
-observation costs a gateway about 10 µs: observing every fourth of 30 steps/s of 100 workers takes 1
-% of a core."""
+"""Decode steps per observed decode step. Decode steps are frequent and similar, and an observation
+costs a gateway about 10 µs: observing every fourth of 30 steps/s of 100 workers takes 1 % of a
+core."""
 
 ADAPTER_READ_S = 0.3
 """Assumed seconds to read a LoRA adapter until a worker has measured it: the time to read 100 to

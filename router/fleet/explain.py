@@ -34,7 +34,7 @@ class Explainer:
     def explain(
         self, request: RequestView, estimate: Estimate, table: WorkerTable, decision: Decision
     ) -> Explanation:
-        """The explanation of a decision. Call it before the booking, which changes `table`."""
+        """Explains a decision. Must be called before the booking, which changes `table`."""
         times = estimate.first_token_s
         best = float(np.where(request.eligible, times, np.inf).min())
         pages = table.total_pages[table.eligible].sum()

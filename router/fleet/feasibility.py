@@ -25,7 +25,7 @@ _MAX_GRAMMARS = 1024
 
 
 class Feasibility:
-    """Checks a request against the limits of workers, which usually are all of one kind.
+    """Checks a request against the limits of workers, which are usually all of the same kind.
 
     Sampling parameters are checked once per kind of worker, not for each completion.
 
@@ -74,12 +74,12 @@ class Feasibility:
         return self._of_all([too_long(found, num_tokens, longest.max_tokens, longest)])
 
     def at(self, kind: Limits, prompt: PromptBlocks, num_resumed: int) -> Problem | None:
-        """Why workers of this kind cannot resume the completion after `prompt`; None if they can.
+        """Reason why workers of this kind cannot resume a completion; None if they can.
 
         Args:
             kind: limits of the worker.
             prompt: the prompt, followed by the completion's tokens so far.
-            num_resumed: number of these tokens.
+            num_resumed: number of the completion's tokens so far.
         """
         problem = (
             self._parameters(kind)

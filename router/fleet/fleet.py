@@ -34,12 +34,12 @@ from worker.protocol.messages import AttachSnapshot, EngineInfo, LoadSnapshot, W
 logger = logging.getLogger(__name__)
 
 _MOST_UNPRICED = 16
-"""Maximum number of reports that are priced at the next decision. At 5 µs each, they take as long
-as the decision itself."""
+"""Maximum number of reports that are priced (see router.fleet.pricing) only at the next decision.
+At 5 µs each, they take as long as the decision itself."""
 
 Parity = Callable[[EngineInfo], "str | None"]
-"""Check that returns the difference between a worker and this gateway in rendering, tokenizing
-or hashing prompts; None if there is none."""
+"""Check that returns how a worker differs from this gateway in rendering, tokenizing or hashing
+prompts; None if it does not."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -62,8 +62,8 @@ class Choice(msgspec.Struct, frozen=True):
     """Block hashes for other gateways (see PromptInFlight); empty if there are no other gateways,
     or if hits cover most of the prompt."""
     shared_block: int = 0
-    """Hash of the last block of the longest prefix that any worker has, for other gateways; 0 for
-    none."""
+    """Hash of the last block of the longest prefix that any worker has, for other gateways; 0 if
+    there is none."""
 
     @property
     def first_token_s(self) -> float:
@@ -117,7 +117,7 @@ class Fleet:
         self._ready_workers = ReadyWorkers()
         self._num_chosen = 0
         self._unpriced: dict[str, WorkerState] = {}
-        """Workers whose last report is not in the table yet, by id."""
+        """Workers whose last report has not been priced into the table yet, by id."""
 
     @property
     def workers(self) -> Iterable[WorkerState]:
@@ -137,8 +137,8 @@ class Fleet:
     def table(self) -> WorkerTable:
         """The WorkerTable, including all reports.
 
-        Workers report each step. Some reports are priced only when the table is read: steps that
-        are not followed by a decision cost nothing.
+        Workers report each step. Reports may be priced (see router.fleet.pricing) only when the
+        table is read, so steps that are not followed by a decision cost nothing.
         """
         if self._unpriced:
             for worker in self._unpriced.values():
@@ -384,7 +384,7 @@ class Fleet:
             self._unbook(worker, request_id)
 
     def release_booking(self, worker_id: str, request_id: str) -> None:
-        """Ends a request's booking: its prompt is computed or will not be. Idempotent."""
+        """Ends a request's booking: its prompt has been computed, or never will be. Idempotent."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -434,7 +434,8 @@ class Fleet:
         table.set_active(row, worker.num_active)
 
     def _update_ready(self, worker: WorkerState, before: EngineInfo | None) -> None:
-        """Updates the sets of ready workers; `before` is this worker's engine if it was ready."""
+        """Updates the sets of ready workers after a change of one worker; `before` is its engine
+        before the change, if it was ready."""
         self._table.eligible[worker.row] = worker.ready
         self._ready_workers.change(before, worker.info if worker.ready else None)
         self._compare_speeds()
@@ -459,8 +460,8 @@ class Fleet:
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:
-    """The booking of a request that takes `work_s` seconds, without the part of its last step that
-    later prompts can share."""
+    """The booking of a request that takes `work_s` seconds. The part of its last step that later
+    prompts can share is not booked."""
     part = uncached / table.chunk.item(row)
     work_s -= max(1.0 - part, 0.0) * table.step_s.item(row)
     first_chunks_s = work_s * min(1.0, table.first_chunk_tokens.item(row) / max(uncached, 1))

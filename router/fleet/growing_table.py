@@ -15,9 +15,9 @@ _MIN_CAPACITY = 1024
 _PART = 2048
 """Minimum number of cells moved per call of `work`."""
 _MAX_DEAD = 32
-"""Maximum number of dead slots before a sweep in small fleets: their bits make sets longer."""
+"""Maximum number of dead slots before a sweep in small fleets: dead slots lengthen the bit sets."""
 _DEAD_PART = 8
-"""Number of slots per dead slot that may wait for a sweep, in large fleets."""
+"""Number of slots per dead slot at which dead slots are swept in large fleets."""
 _CELLS_PER_KEY = 6
 """Cells moved per new key, so that the old table is empty before the new one is full."""
 
@@ -26,8 +26,8 @@ class GrowingTable:
     """Maps block hashes to numbers of worker sets (see WorkerSets).
 
     A full table is replaced by a new one of the right size, into which the old one is moved
-    incrementally; until then a key may be in either, but never with a value in both. Moved values
-    lose the bits of dead slots, which were dropped from the index.
+    incrementally. Until then a key may be in both, but has a value in only one of them. Values that
+    are moved lose the bits of dead slots (slots that the index has dropped).
 
     Args:
         sets: the sets that the numbers refer to; counts the blocks of each.
@@ -51,7 +51,7 @@ class GrowingTable:
         self._dying_bits = 0
         """Bits of the `_dying` slots."""
         self._num_stale = 0
-        """Blocks that the `_dead` slots had."""
+        """Number of blocks that the `_dead` slots had."""
 
     def __len__(self) -> int:
         return self._size
@@ -70,13 +70,14 @@ class GrowingTable:
         return value
 
     def reader(self) -> Callable[[int], int]:
-        """A function like `get`, as fast as possible; valid until the table changes."""
+        """A function that works like `get` and is as fast as possible; valid until the table
+        changes."""
         return self._table.get if self._old is None else self.get
 
     def change_few(self, keys: Sequence[int], add: int, remove: int) -> int:
-        """`change_many` for few keys as integers, which may repeat.
+        """Like `change_many`, for a few keys given as integers, which may repeat.
 
-        The blocks of one event usually have the same set, whose change is computed once.
+        The blocks of one event usually have the same set, so the changed set is computed only once.
         """
         if add:
             self._make_room(len(keys))
@@ -104,7 +105,7 @@ class GrowingTable:
         return num_moved + count
 
     def change_many(self, keys: Keys, add: int, remove: int) -> int:
-        """Adds and removes bits of the sets of many blocks, all different; returns the number of
+        """Adds bits to and removes bits from the sets of distinct blocks; returns the number of
         sets that changed."""
         self._make_room(len(keys))
         if self._old is not None:
@@ -122,8 +123,8 @@ class GrowingTable:
         return num_moved
 
     def sweep_later(self, slot: int, num_blocks: int) -> None:
-        """Records that a slot with `num_blocks` blocks was dropped; readers must mask its bits from
-        now on."""
+        """Records that a slot with `num_blocks` blocks was dropped. Readers must mask its bits
+        until it has been swept."""
         self._dead.append(slot)
         self._num_stale += num_blocks
         if self._old is None:
@@ -186,7 +187,7 @@ class GrowingTable:
         self._num_emptied = end
 
     def _pull(self, keys: Keys) -> None:
-        """Moves these keys from the old table immediately."""
+        """Moves the given keys from the old table to the new one immediately."""
         assert self._old is not None
         cells = self._old.find_many(keys)
         there = np.flatnonzero(cells >= 0)
@@ -197,7 +198,7 @@ class GrowingTable:
         self._move(keys[there], values)
 
     def _pull_few(self, keys: Iterable[int]) -> None:
-        """`_pull` for few keys as integers."""
+        """Like `_pull`, for a few keys given as integers."""
         assert self._old is not None
         for key in keys:
             if value := self._old.take(key):

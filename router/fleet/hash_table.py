@@ -16,8 +16,8 @@ class HashTable:
     """Hash table of fixed capacity: open addressing with linear probing.
 
     Methods for a single key use memory views, whose items Python reads several times faster than
-    those of arrays; methods for many keys use numpy. Key 0 marks a free cell. A cell keeps its key
-    forever, so that probes pass over it; value 0 means no value.
+    those of arrays; methods for many keys use numpy. Key 0 marks a free cell. A cell never loses
+    its key, so that probes for other keys pass over it; value 0 means that the key has no value.
 
     Args:
         capacity: number of cells, a power of two.
@@ -111,7 +111,7 @@ class HashTable:
         self.value_view[cell] = value
 
     def find_many(self, keys: Keys) -> Cells:
-        """Index of each key's cell; -1 for keys without a cell."""
+        """Index of each key's cell, or -1 if the key has none; uses numpy."""
         mask = np.uint64(self._mask)
         cells = (keys & mask).astype(np.int64)
         result = np.full(len(keys), -1, np.int64)
@@ -126,7 +126,7 @@ class HashTable:
         return result
 
     def claim_many(self, keys: Keys) -> Cells:
-        """`claim` for many distinct keys."""
+        """Like `claim_each`, for many distinct keys, with numpy."""
         mask = np.uint64(self._mask)
         cells = (keys & mask).astype(np.int64)
         result = np.empty(len(keys), np.int64)

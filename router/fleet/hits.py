@@ -19,7 +19,7 @@ from router.fleet.workers import Floats, grown
 Rows = NDArray[np.intp]
 
 _MAX_KNOWN = 4096
-"""Maximum number of worker sets whose rows are cached."""
+"""Maximum number of worker sets for which `_Holders` are cached."""
 
 
 class _Holders(NamedTuple):
@@ -35,9 +35,9 @@ class HitFinder:
     """Finds hits in the index of cached blocks and in the trees of prompts in flight.
 
     Args:
-        index: blocks that workers have.
-        in_flight: prompts of this gateway whose blocks workers will have.
-        others: prompts of other gateways whose blocks workers will have.
+        index: blocks that workers have cached.
+        in_flight: this gateway's prompts in flight, whose blocks workers will cache.
+        others: other gateways' prompts in flight, whose blocks workers will cache.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class HitFinder:
         self._in_flight = in_flight
         self._others = others
         self._slot_rows: Rows = np.zeros(0, np.intp)
-        """Row of the worker, by index slot."""
+        """Row of each worker in the WorkerTable, by slot of the index."""
         # Sets of workers recur; their bits are converted to rows once.
         self._holders: dict[int, _Holders] = {}
 
     def placed(self, slot: int, row: int) -> None:
-        """Records that this slot of the index is the cache of the worker in `row` from now on."""
+        """Records that a slot of the index now belongs to the cache of the worker in `row`."""
         if slot >= len(self._slot_rows):
             self._slot_rows = grown(self._slot_rows, max(2 * len(self._slot_rows), slot + 1))
         self._slot_rows[slot] = row
@@ -160,11 +160,11 @@ class HitFinder:
 
 @lru_cache(_MAX_KNOWN)
 def _rows_of(bits: int) -> Rows:
-    """Indices of the set bits: rows of workers with the same prompts in flight."""
+    """Rows in a bit set; cached, since prompts in flight often have the same workers."""
     return _places(bits)
 
 
 def _places(bits: int) -> Rows:
-    """Indices of the set bits."""
+    """Indices of the set bits of an integer."""
     data = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), np.uint8)
     return np.flatnonzero(np.unpackbits(data, bitorder="little"))

@@ -31,6 +31,6 @@ class IdleShare:
             self._is_idle = is_idle
 
     def value(self, now: float) -> float:
-        """The fraction, 0 to 1."""
+        """The moving average of the fraction of time in which the worker is idle, 0 to 1."""
         kept = exp((self._at - now) / WINDOW_S)
         return self._share * kept + (1.0 - kept if self._is_idle else 0.0)

@@ -31,7 +31,7 @@ class HashMemo:
     def __init__(self, max_segments: int = _MAX_SEGMENTS) -> None:
         # Not an LRUCache, which takes 1 to 3 us for each of the 32 segments of 128k tokens.
         self._segments: OrderedDict[tuple[int, int], BlockHashes] = OrderedDict()
-        """Block hashes of a segment, by page size and digest; least recently used first."""
+        """Block hashes of each segment, by page size and digest; least recently used first."""
         self._max_segments = max_segments
         self._lock = threading.Lock()
 

@@ -17,10 +17,10 @@ MIN_TOKENS = 256
 """Minimum uncached tokens for a prompt to be announced to other gateways. A shorter prefill is done
 by about the time that the message arrives."""
 _PER_OCTAVE = 512
-"""Number of sampled lengths between a length and twice that length. Common prefixes are found
-exactly up to 1,024 blocks, and to within 1/512 of their length beyond. In simulations of cold
-caches, the mean time to first token with eight gateways is the same as with one; with 16 sampled
-lengths, it is 1.05 to 1.2 times as long."""
+"""Number of sampled lengths between a length and twice that length. The lengths of common prefixes
+are exact up to 1,024 blocks, and within 1/512 beyond. In simulations of cold caches, the mean time
+to first token with eight gateways is the same as with one; with 16 sampled lengths, it is 1.05 to
+1.2 times as long."""
 _WORD = np.dtype("<u4")
 """Type of a sampled hash: half of a block hash, since a collision only affects one decision."""
 _MAX_BLOCKS = 1 << 24
@@ -35,19 +35,19 @@ def sampled_blocks(hashes: BlockHashes) -> bytes:
 class OtherGatewaysPrompts:
     """A tree of the prompts that other gateways have sent and workers have not computed yet.
 
-    Block hashes are chained, and all prompts are sampled at the same lengths: sampled hashes are
-    equal up to the last sampled length within the common prefix, as in InFlight.
+    Block hashes are chained, and all prompts are sampled at the same lengths. As in InFlight, two
+    prompts therefore have equal hashes up to the last sampled length within their common prefix.
     """
 
     def __init__(self) -> None:
         self.has_prompts = False
-        """Whether there are any prompts."""
+        """Whether any prompt of another gateway is in flight."""
         self._tree = InFlight()
         self._nodes: dict[int, dict[int, PrefixNode]] = {}
         """Last node of each prompt, by the worker's row and the prompt's ordinal."""
 
     def __len__(self) -> int:
-        """Number of prompts."""
+        """Number of other gateways' prompts in flight."""
         return len(self._tree)
 
     def add(self, row: int, prompts: Iterable[PromptInFlight]) -> None:

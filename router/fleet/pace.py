@@ -18,16 +18,16 @@ from worker.protocol.messages import LoadSnapshot, PrefillSteps
 from worker.protocol.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = 5
-"""Number of coefficients of the step-time model, excluding those of drafts. The model is solved
-after this many observations, and later after this many per worker."""
+"""Number of coefficients of the step-time model, excluding those of drafts. The model is first
+fitted after this many observations, and later after this many more per worker."""
 
 
 class FleetPace:
-    """Fits a step-time model to the reports of all workers, and the relative slowness of each
-    worker.
+    """Fits a step-time model to the reports of all workers, and a factor to those of each worker.
 
-    The model is shared, so that a new worker's times are known; the factor scales all times of a
-    worker, for fleets with different GPUs. Workers are identified by their rows in the WorkerTable.
+    The model is shared, so that the times of a new worker are known. The factor scales all times of
+    a worker, for fleets with different GPUs. Workers are identified by their rows in the
+    WorkerTable.
     """
 
     def __init__(self) -> None:
@@ -36,18 +36,18 @@ class FleetPace:
         self._model = StepTimeModel()
         self.costs = self._model.costs
         self._due = _NUM_COEFFICIENTS
-        """Number of observations after which `costs` is computed next."""
+        """Number of observations at which `costs` is computed next."""
         self._spacing_s = 0.0
         """Minimum seconds between two observations of a worker."""
         self._usual = 1.0
         """Factor of a worker without observations."""
         # Arrays by row.
         self._logs = np.zeros(0)
-        """Logarithm of the worker's last observed factor; NaN before the first."""
+        """Logarithm of each worker's factor, a moving average; NaN before its first observation."""
         self._factors = np.zeros(0)
-        """Factor used for the worker; NaN before there is one."""
+        """Factor used for each worker; NaN before there is one."""
         self._seen_at = np.zeros(0)
-        """Time of the last observation, on the fleet's clock."""
+        """Time of each worker's last observation, on the fleet's clock."""
 
     def factor(self, row: int) -> float:
         """The worker's step times relative to `costs`; the fleet's mean for a new worker."""
@@ -100,8 +100,8 @@ class FleetPace:
         return max((after.step_ms - before.step_ms) / 1e3 - decodes_s * self.factor(row), 0.0)
 
     def _group(self, now: float) -> int:
-        """Computes factors from logarithms: one per group of workers of about equal speed, so that
-        no worker is preferred because of noise in its estimate.
+        """Computes the factors in use: one per group of workers of about equal speed, so that no
+        worker is preferred because of noise in its estimate.
 
         Returns the number of workers with observations.
         """

@@ -17,7 +17,8 @@ from router.fleet.workers import WorkerTable
 
 
 def create_policy(config: RoutingConfig, utilisation: Utilisation) -> RoutingPolicy:
-    """The routing policy named in `config`. Raises ValueError, listing known names, for others."""
+    """The routing policy named in `config`. Raises ValueError, listing known names, for other
+    names."""
     policies: dict[PolicyName, Callable[[], RoutingPolicy]] = {
         "adaptive": lambda: AdaptivePolicy(utilisation),
         "prefix-score": lambda: PrefixScorePolicy(config.prefix_score),
@@ -87,7 +88,7 @@ class LeastLoadPolicy(RoutingPolicy):
 class PowerOfTwoPolicy(LeastLoadPolicy):
     """Chooses the less loaded of two random workers (Mitzenmacher 2001, The power of two choices).
 
-    Prevents gateways with the same stale reports from choosing the same worker.
+    This prevents gateways with the same stale reports from all choosing the same worker.
     """
 
     def __init__(self) -> None:
@@ -125,9 +126,10 @@ class RoundRobinPolicy(RoutingPolicy):
 
 
 class SessionPolicy(RoundRobinPolicy):
-    """Rendezvous hashing of the session id: if a worker leaves, only its own sessions move.
+    """Chooses a worker by rendezvous hashing of the session id.
 
-    Requests without a session go to the least recently chosen worker.
+    If a worker leaves, only its own sessions move. Requests without a session go to the least
+    recently chosen worker.
     """
 
     def terms(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from router.fleet.constants import BURST_S, UNKNOWN_S, WINDOW_S
 
 _MAX_KNOWN = 8192
-"""Maximum number of prefixes counted, about 1 MB."""
+"""Maximum number of prefixes that are counted; they take about 1 MB."""
 
 
 class _Count(NamedTuple):
@@ -20,7 +20,7 @@ class _Count(NamedTuple):
     at: float
     """Time of the last use, on the fleet's clock."""
     earlier: float = 0.0
-    """The decayed number of uses of all prefixes when this one was first used."""
+    """The decayed number of uses of all prefixes at the time when this prefix was first used."""
     since: float = 0.0
     """Time of the first use, on the fleet's clock."""
 
@@ -41,7 +41,7 @@ class Recurrence(NamedTuple):
     """Popularity of one prefix."""
 
     times: float
-    """Recent number of uses, which predicts the number to come; 0 after a single burst."""
+    """Recent number of uses, which predicts the number of future uses; 0 after a single burst."""
     share: float
     """The prefix's recent uses as a fraction of those of all prefixes, 0 to 1."""
 
@@ -49,10 +49,10 @@ class Recurrence(NamedTuple):
 class PrefixPopularity:
     """Counts uses of prefixes, each identified by the hash of its last block.
 
-    A prefix's share is relative to all uses since the prefix was first seen, and in the UNKNOWN_S
-    before that. If it were relative to all uses, a prefix that suddenly appears in every request
-    would be copied to one worker after another, over WINDOW_S, while other workers idle. Without
-    UNKNOWN_S, a burst of 0.1 s would look like all of the traffic. Reading changes nothing.
+    A prefix's share is relative to all uses since UNKNOWN_S before the prefix was first seen. If it
+    were relative to all uses ever, a prefix that suddenly appears in every request would be copied
+    to one worker after another, over WINDOW_S, while other workers idle. Without UNKNOWN_S, a burst
+    of 0.1 s would look like all of the traffic. Reading changes nothing.
     """
 
     def __init__(self) -> None:

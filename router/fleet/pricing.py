@@ -1,4 +1,4 @@
-"""Prices of reports: the time that a worker needs for its load, by the step-time model."""
+"""Prices reports: predicts, by the step-time model, the time that a worker needs for its load."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:
 def _price(
     table: WorkerTable, rows: int | slice, work: Work[Number], costs: StepCosts, factor: Number
 ) -> None:
-    """Stores the seconds that the work of `rows` takes; see the fields of WorkerTable."""
+    """Stores the predicted times of `work` in the given rows; see the fields of WorkerTable."""
     step = costs.constant + costs.decode_row * work.rows + costs.context_token * work.context
     queue = costs.prefill_token * work.tokens + costs.attended * work.attended + work.steps * step
     burst = work.burst * (costs.prefill_token + 0.5 * costs.attended * work.burst)
@@ -89,12 +89,12 @@ def _price(
 
 
 def _attended(tokens: int, requests: int, cached: int) -> float:
-    """Number of (token, attended position) pairs.
+    """Number of (token, attended position) pairs when computing the rest of prompts.
 
     Args:
-        tokens: tokens to compute, spread evenly over the prompts.
+        tokens: tokens to compute, assumed to be spread evenly over the prompts.
         requests: number of prompts.
-        cached: total number of tokens before them, over all prompts.
+        cached: number of tokens that precede `tokens` in their prompts, in total.
     """
     return tokens * (cached + 0.5 * tokens) / max(requests, 1)
 

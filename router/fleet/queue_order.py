@@ -18,9 +18,9 @@ class QueueView(NamedTuple):
     """Seconds to compute the prompts of the same or higher priority, which are ahead of the
     request."""
     sent: Floats
-    """Seconds to compute all the prompts."""
+    """Seconds to compute all prompts, of any priority."""
     num_behind: Floats
-    """Number of prompts of lower priority."""
+    """Number of prompts of lower priority, which the request overtakes."""
 
     def waiting_s(self, waiting: Floats) -> Floats:
         """Seconds that the request waits, per row; `waiting` is the wait behind all prompts.
@@ -36,20 +36,20 @@ class QueueView(NamedTuple):
 class QueueOrder:
     """Seconds and numbers of this gateway's prompts in flight, by priority and worker.
 
-    Without them, an urgent request would avoid a long queue that it overtakes, in favor of a short
-    queue of its own priority.
+    If priorities were ignored, an urgent request would avoid a long queue that it can overtake, in
+    favor of a short queue of its own priority.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[int, Floats] = {}
-        """Seconds to compute the prompts: by priority, an array per row."""
+        """Seconds to compute the prompts: an array with one entry per row, by priority."""
         self._numbers: dict[int, Floats] = {}
-        """Number of prompts: by priority, an array per row."""
+        """Number of prompts: an array with one entry per row, by priority."""
         self._counts: dict[int, int] = {}
         """Number of prompts over all rows, by priority."""
 
     def add(self, priority: int, row: int, work_s: float, capacity: int) -> None:
-        """Adds a prompt sent to the worker in `row`, one of `capacity` rows."""
+        """Adds a prompt sent to the worker in `row`; `capacity` is the number of rows."""
         seconds = self._seconds.get(priority, _NONE)
         if len(seconds) < capacity:
             seconds = self._seconds[priority] = grown(seconds, capacity)

@@ -36,9 +36,9 @@ class RequestView(msgspec.Struct):
     page_size: int
     """Page size in tokens for which `hashes` was computed."""
     session: str
-    """The client's conversation id; empty for none."""
+    """The client's conversation id; empty if there is none."""
     shared_block: int
-    """Hash of the last block of the longest prefix that any worker has; 0 for none."""
+    """Hash of the last block of the longest prefix that any worker has; 0 if there is none."""
     queue: QueueView | None = None
     """Prompts in flight at the workers by priority; None if the request overtakes none of them."""
     adapter_s: Floats | None = None

@@ -27,12 +27,12 @@ CAPACITY = 0.95
 """Fraction of a worker's device pages that live sessions may need. In simulations, turns per
 minute were 25 % lower with 0.8, and 29 % lower if pages in host memory were counted."""
 PLAIN_TOKENS = 4096
-"""Prompt length in tokens below which requests neither wait nor count. A coding agent's first
-prompt, with its instructions and tools, has 5,000 to 20,000 tokens."""
+"""Prompt length in tokens below which requests neither wait nor count against the caches. A coding
+agent's first prompt, with its instructions and tools, has 5,000 to 20,000 tokens."""
 IDLE = 0.25
-"""Fraction of time without requests, while some wait, above which a worker accepts one more session
-even if its cache is full: it has time to recompute evicted pages. Interactive sessions, with pauses
-of a minute, fill caches without keeping workers busy."""
+"""Fraction of idle time, while requests wait at the gate, above which a worker accepts one more
+session even if its cache is full, since it has time to recompute evicted pages. Interactive
+sessions, with pauses of a minute, fill caches without keeping workers busy."""
 EXCEED_S = 10.0
 """Minimum seconds between two sessions that are admitted to full caches of idle workers: the prompt
 of the first must show up in the workers' reports before the next is admitted."""
@@ -73,7 +73,8 @@ class Visit:
         """Sort key: waiting requests are admitted in ascending order."""
         self.admitted = False
         self.closed = False
-        """Whether the request has ended or left."""
+        """Whether the request has ended, or has left the gate without being accepted by a worker.
+        """
         self.wait_s = 0.0
         """Seconds that the request waited at the gate."""
         self.excluded: tuple[str, ...] = ()
@@ -81,9 +82,9 @@ class Visit:
         self.displaced: tuple[int, ...] = ()
         """Keys of the contexts that the request displaced from its worker."""
         self.sets: WorkingSets | None = None
-        """Working sets of the worker on which the request is counted; None if there is none."""
+        """Working sets of the worker on which the request is counted; None if it is not counted."""
         self.on_over: Callable[[], None] | None = None
-        """Called when a wait ends: the request is admitted or has ended."""
+        """Called when the wait ends because the request is admitted or has ended."""
 
 
 class SessionGate:
@@ -93,12 +94,12 @@ class SessionGate:
     estimated from its session's gaps. Requests of live contexts pass. Other requests wait until a
     worker has room for their context alongside the live ones, but at most `max_wait_s`. The oldest
     session goes first, and is never overtaken by a younger one. A request that has waited for
-    `max_wait_s` displaces the contexts admitted first on one worker, whose next requests wait:
-    otherwise, the contexts of many overdue requests would exceed the caches. If over 10 % of all
-    gaps exceed MAX_LIVE_S, as in interactive sessions, only the first request of a session waits. A
-    sub-agent's request waits with the age of its session; without this, simulations had a third
-    fewer turns per minute. Workers report the live contexts of all gateways, so that several
-    gateways agree.
+    `max_wait_s` displaces the contexts that one worker admitted first; the next requests of these
+    contexts wait. Otherwise, the contexts of many overdue requests would exceed the caches. If over
+    10 % of all gaps exceed MAX_LIVE_S, as in interactive sessions, only the first request of a
+    session waits. A sub-agent's request is queued by the age of its session; queued by their own
+    age, sub-agents had a third fewer turns per minute in simulations. Workers report the live
+    contexts of all gateways, so that several gateways agree.
 
     Args:
         fleet: the workers.
@@ -200,7 +201,7 @@ class SessionGate:
         return admitted
 
     def open(self) -> None:
-        """Admits all requests, now and from now on."""
+        """Admits all waiting requests, and all later ones without a wait."""
         self._max_wait_s = 0.0
         self.admit()
 
@@ -265,7 +266,7 @@ class SessionGate:
         share.update(is_idle, self._clock())
 
     def expire(self) -> None:
-        """Removes contexts that are no longer live from the sums."""
+        """Subtracts contexts that are no longer live from the tokens of their workers."""
         for sets in self._sets.values():
             sets.expire(self._clock())
 
@@ -370,8 +371,8 @@ class SessionGate:
         return share is not None and share.value(now) > IDLE
 
     def _room(self, context: Context, worker: WorkerState) -> float:
-        """Tokens left on a worker after the live contexts and this one; negative if the worker is
-        full."""
+        """Tokens that would be left on a worker with this context added to the live ones; negative
+        if the worker has no room for it."""
         assert worker.info is not None, "a ready worker has an engine"
         use, sets = context.use(), self._sets.get(worker.worker_id)
         used = self._others.get(worker.worker_id, 0)
@@ -410,8 +411,8 @@ class SessionGate:
         return use
 
     def _is_inside(self, context: Context, now: float) -> bool:
-        """Whether a context's requests pass: it is live, or it continues and too many gaps exceed
-        the live time."""
+        """Whether a context's requests pass: it is live, or it is not new and too many gaps are
+        longer than the live time."""
         if context.is_live(now):
             return True
         return context.ended_at > 0.0 and not self.sessions.gaps.is_mostly_short

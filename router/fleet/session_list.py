@@ -10,7 +10,8 @@ from xxhash import xxh3_64_hexdigest
 from router.fleet.sessions import Context
 
 State = Literal["waiting", "running", "idle"]
-"""State of a context: waiting at the gate, running (requests in flight), or idle (live in between).
+"""State of a context: waiting at the gate, running (has requests in flight), or idle (live, without
+requests in flight).
 """
 _DIGEST_CHARS = 8
 
@@ -48,7 +49,7 @@ class SessionList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def listed(context: Context, state: State, state_s: float, now: float) -> ListedSession:
-    """The entry of a context."""
+    """The list entry of a context."""
     name = context.session.name or str(context.key)
     return ListedSession(
         key=context.key,

@@ -26,11 +26,12 @@ MAX_SUB_AGENTS = 32
 have their own age, since an application may send the same `prompt_cache_key` for all of its users.
 """
 _NAMED_BLOCKS = 64
-"""Number of leading blocks of the first prompt that distinguish contexts with the same id, in all
-gateways."""
+"""Number of leading blocks of the first prompt that, together with the session id, determine a
+context's key. Contexts with the same id differ in these blocks, and all gateways compute the same
+key."""
 _OPEN_BLOCKS = 1
 """Number of full blocks at the end of a prompt that the next prompt need not repeat: they may
-contain the start of the answer, which templates write differently in the history."""
+contain the start of the answer, which chat templates may write differently as history."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -41,7 +42,7 @@ class Session:
 
     def __init__(self, name: str, born: float) -> None:
         self.name = name
-        """The client's id; empty if it sent none."""
+        """The client's session id; empty if it sent none."""
         self.born = born
         self.contexts: dict[int, Context] = {}
         self.gaps = GapHistogram()
@@ -74,7 +75,7 @@ class Context:
 
     def __init__(self, key: int, session: Session, born: float) -> None:
         self.born = born
-        """Start of the context's age."""
+        """Time from which the context's age is counted."""
         self.admitted_at = born
         """Time at which a request of the context was last admitted after a wait."""
         self.key = key
@@ -86,7 +87,7 @@ class Context:
         self.is_agent = False
         """Whether the first prompt was long, and had tools or a session id."""
         self.has_returned = False
-        """Whether there was a request after the end of the first one."""
+        """Whether another request arrived after the end of the first one."""
         self.is_displaced = False
         """Whether an overdue request displaced the context, which is no longer live once its
         requests in flight end.
@@ -104,19 +105,20 @@ class Context:
         self.num_tokens = 0
         """Tokens of the last prompt."""
         self.shared_key = 0
-        """Hash of the last block that was cached at the first request; 0 for none."""
+        """Hash of the last block that was already cached at the first request; 0 if there was none.
+        """
         self.shared_tokens = 0
-        """Number of tokens that were cached at the first request."""
+        """Number of prompt tokens that were already cached at the first request."""
         self.tail = 0
         """Hash of a block near the end of the last prompt; prompts that extend the last prompt
         contain it."""
         self.tail_block = -1
         """Index of the block with hash `tail`; -1 if there is none."""
         self.slot = -1
-        """Index among the contexts that are found by their tails; -1 for none."""
+        """Index of the context in `_Tails`; -1 if it is not there."""
 
     def is_live(self, now: float) -> bool:
-        """Whether the context has requests in flight, or ended recently."""
+        """Whether the context has requests in flight, or its last request ended recently."""
         return self.num_open > 0 or now < self.live_until
 
     def use(self, live_s: float = 0.0, displaced: tuple[int, ...] = ()) -> SessionUse:
@@ -136,7 +138,7 @@ class Sessions:
 
     def __init__(self, max_contexts: int = MAX_CONTEXTS) -> None:
         self.gaps = GapHistogram()
-        """Gaps of all sessions."""
+        """Histogram of the gaps of all sessions."""
         self._max_contexts = max_contexts
         self._named: dict[str, Session] = {}
         self._contexts: OrderedDict[int, Context] = OrderedDict()
@@ -207,7 +209,7 @@ class Sessions:
         self._tails.drop(context)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError if the contexts and their indexes differ."""
+        """Raises AssertionError if the contexts and their indexes are inconsistent."""
         for key, context in self._contexts.items():
             assert context.key == key
             assert context.session.contexts[key] is context
@@ -240,11 +242,11 @@ class _Tails:
         self._free: list[int] = []
         self._hashes = np.zeros(0, np.uint64)
         self._blocks = np.zeros(0, np.int64)
-        """Indices of the blocks; `_NEVER` in free slots."""
+        """Index of the tail's block in the prompt, by slot; `_NEVER` in free slots."""
 
     def find(self, name: str, hashes: BlockHashes) -> Context | None:
-        """The context of the session `name` with the longest prompt that this one extends; None if
-        there is none."""
+        """The context of session `name` that the prompt extends, the one with the longest prompt if
+        there are several; None if there is none."""
         slots = np.flatnonzero(self._blocks < len(hashes))
         if not len(slots):
             return None
@@ -273,7 +275,7 @@ class _Tails:
             context.slot = -1
 
     def check_invariants(self, contexts: OrderedDict[int, Context]) -> None:
-        """Raises AssertionError if slots and `contexts` differ."""
+        """Raises AssertionError if slots and `contexts` are inconsistent."""
         placed = {c.slot: c for c in contexts.values() if c.slot >= 0}
         for slot, context in enumerate(self._contexts):
             assert context is placed.get(slot)

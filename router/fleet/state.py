@@ -23,7 +23,7 @@ class Reservation(msgspec.Struct):
     work_s: float = 0.0
     """Seconds to compute `uncached_tokens`."""
     first_chunks_s: float = 0.0
-    """Seconds of `work_s` for the prompt's first chunk (see WorkerTable)."""
+    """Part of `work_s` that the prompt's first chunk takes, in seconds (see WorkerTable)."""
     epoch: int = 0
     """Epoch of the worker in which it accepted the request; 0 before its reply."""
     ordinal: int = 0
@@ -48,20 +48,20 @@ class WorkerState:
 
     worker_id: str
     row: int
-    """Row of the WorkerTable."""
+    """The worker's row in the WorkerTable."""
     epoch: int
     """Number of the current rank group; submits are numbered from 1 in each epoch."""
     info: EngineInfo | None
     """Limits of the engine; None while the worker has no rank group or is rejected."""
     load: LoadSnapshot
-    """The last report."""
+    """The worker's last report of its load."""
     key: BlockKey | None = None
     """Block-hash parameters of the engine, or of the last one after its ranks failed; None before
     the first."""
     reported_at: float = 0.0
     """Time of the last report, on the fleet's clock."""
     observed_seq: int = 0
-    """Number of the last step that updated the fleet's step-time model; 0 for none."""
+    """Number of the last step that updated the fleet's step-time model; 0 before the first."""
     draining: bool = False
     """Whether the worker is draining: it finishes its requests and accepts no new ones."""
     reservations: dict[str, Reservation] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class WorkerState:
         return load.num_running + load.num_waiting + load.num_reserved + len(self.reservations)
 
     def contains(self, booking: Reservation) -> bool:
-        """Whether the last report includes the booked request, or its epoch is over.
+        """Whether the last report includes a booked request, or the epoch that accepted it is over.
 
         A booking to which the worker has not replied is never included: the next epoch may accept
         it.

@@ -14,7 +14,7 @@ _WINDOW, _ONE = np.array(WINDOW_S), np.array(1.0)
 
 
 class Utilisation:
-    """Exponential moving averages of the seconds per second that workers spend on prefills.
+    """Exponential moving averages of the fraction of time that each worker spends on prefills.
 
     The time constant is WINDOW_S. Workers are identified by their rows in the WorkerTable. Reading
     changes nothing.

@@ -1,4 +1,4 @@
-"""WorkerSets: assigns numbers to distinct sets of workers' caches that have a block."""
+"""WorkerSets: numbers the distinct sets of worker caches that have a block."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 class WorkerSets:
     """Interned bit sets of slots: each distinct set that belongs to some block has a number.
 
-    A slot is one generation of a worker's cache. It has two bits in a set, one per tier: 2·slot for
-    the device, 2·slot + 1 for host memory. Number 0 is the empty set.
+    A slot is one generation of a worker's cache. It has two bits in a set, one per tier: bit 2·slot
+    for the device, bit 2·slot + 1 for host memory. Number 0 is the empty set.
     """
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class WorkerSets:
         self._free: list[int] = []
         """Unused numbers."""
         self._device_bits = 0
-        """Bits 2·slot of all slots."""
+        """Mask of the device bits (2·slot) of all slots."""
         self.num_slots = 0
         """Number of slots added."""
 
     def add_slot(self, slot: int) -> None:
-        """Adds a slot; must precede its first block."""
+        """Adds a slot. Must be called before a block is added to it."""
         self._device_bits |= 1 << 2 * slot
         self.num_slots += 1
 
@@ -44,7 +44,8 @@ class WorkerSets:
         return after
 
     def number(self, mask: int) -> int:
-        """Number of the set with bits `mask`; a new set must get a block before the next call."""
+        """Number of the set with bits `mask`. If the set is new, a block must be added to it before
+        the next call."""
         number = self._ids.get(mask)
         return self._new(mask) if number is None else number
 

@@ -35,13 +35,13 @@ class WorkerTable:
     work_attended: Floats
     """Number of (token, attended position) pairs, over all `work_tokens`."""
     work_steps: Floats
-    """Steps that prefill `work_tokens`; half a step if only decodes run."""
+    """Number of steps that prefill `work_tokens`; 0.5 if only decodes run."""
     work_first_chunks: Floats
     """Fraction of `work_tokens` in first chunks, 0 to 1."""
     work_burst: Floats
-    """Tokens among `work_tokens` that one step computes."""
+    """Tokens of `work_tokens` that fit into one step."""
     work_rows: Floats
-    """Number of running requests in the report."""
+    """Number of running requests in the report, each of which has a row in decode steps."""
     work_context: Floats
     """Number of positions that a decode step of all running requests attends to."""
     queue_s: Floats
@@ -51,7 +51,8 @@ class WorkerTable:
     first_chunks_s: Floats
     """Seconds of `queue_s` spent on first chunks."""
     drain_s: Floats
-    """Seconds of one step: at most this much of `queue_s` is done before the next report."""
+    """Seconds that one step takes: at most this much of `queue_s` is done before the next report.
+    """
     queue_until: Floats
     """Time on the clock at which `queue_s` has passed since the report."""
     first_chunks_until: Floats
@@ -86,11 +87,11 @@ class WorkerTable:
     max_num_seqs: Floats
     """Maximum number of running requests (batch slots)."""
     slot_wait_s: Floats
-    """Seconds that a request after the `num_active` ones waits for a batch slot."""
+    """Seconds that another request, beyond the `num_active` ones, waits for a batch slot."""
     free_pages: Floats
-    """Pages of the KV cache that are free or evictable."""
+    """Number of KV cache pages that are free or evictable."""
     total_pages: Floats
-    """Pages of the KV cache."""
+    """Number of KV cache pages."""
     page_size: Floats
     """Tokens per page."""
     last_chosen: Floats
@@ -113,8 +114,8 @@ class WorkerTable:
         return len(self.eligible)
 
     def add(self, worker_id: str) -> int:
-        """Assigns a row to a worker and returns it. Its entries are 0, except for divisors and the
-        seed."""
+        """Assigns a row to a worker and returns it. All entries of the row are 0, except for the
+        seed and for divisors."""
         if self._free:
             row = self._free.pop()
             self.ids[row] = worker_id
@@ -196,7 +197,7 @@ class WorkerTable:
     def set_queue(
         self, rows: int | slice, queue_s: Number, first_chunks_s: Number, drain_s: Number
     ) -> None:
-        """Sets the queues of workers, and computes when they end; see the fields."""
+        """Sets the queues of workers, and computes when the queues end; see the fields."""
         self.queue_s[rows] = queue_s
         self.first_chunks_s[rows] = first_chunks_s
         self.drain_s[rows] = drain_s

@@ -14,13 +14,13 @@ PAUSE_S = 1.0
 MAX_WAIT_S = 10.0
 """Maximum delay of a response in seconds. A source has at most MAX_WAIT_S / PAUSE_S pending."""
 MAX_SOURCES = 4096
-"""Maximum number of most recent sources that are tracked: 1 MiB in total."""
+"""Maximum number of tracked sources, the most recent ones; they take 1 MiB in total."""
 _IPV6_NETWORK = 64
-"""Bits of an IPv6 address that identify a provider's customer (RFC 6177)."""
+"""Number of leading bits of an IPv6 address that identify a provider's customer (RFC 6177)."""
 
 
 class FailedAttempts:
-    """Delays of responses to requests with an invalid key, by source address.
+    """Delays responses to requests with an invalid key, by source address.
 
     Requests with a valid key are never delayed, regardless of other clients at the same address.
     """

@@ -19,7 +19,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, entry: KeyEntry) -> Limits:
-        """The limits of an entry."""
+        """The limits in a key's entry."""
         return cls(
             entry.requests_per_minute, entry.tokens_per_minute, entry.max_concurrent_requests
         )
@@ -33,27 +33,27 @@ class KeyReport(msgspec.Struct, frozen=True, array_like=True):
     num_open: int
     """Number of the gateway's open requests, all admitted by the owner."""
     num_begins: int
-    """Number of requests waiting to be admitted."""
+    """Number of the gateway's requests that wait to be admitted."""
     num_tokens: int
     """Tokens used since the last report."""
     left: tuple[float, float] | None = None
-    """Requests and tokens left when the gateway last received a response, from which a new owner
-    continues; None if the owner has newer values."""
+    """Requests and tokens left according to the last response that the gateway received, from which
+    a new owner continues; None if the owner has newer values."""
 
 
 class KeyAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The owner's response to a KeyReport."""
 
     num_admitted: int
-    """Number of waiting requests that are admitted, in order."""
+    """Number of waiting requests that are admitted; the oldest ones come first."""
     left: tuple[float, float]
-    """Requests and tokens left."""
+    """Requests and tokens left in the token buckets."""
     message: str = ""
     """Reason why the other waiting requests are rejected."""
     retry_after_s: int = 0
     """Seconds after which the rejected requests may be admitted."""
     is_concurrency: bool = False
-    """Whether the rejected requests exceed the limit on open requests."""
+    """Whether the rejected requests exceed the limit on concurrent requests."""
 
 
 class KeyCounters:
@@ -73,7 +73,7 @@ class KeyCounters:
         self.limits = limits
 
     def left(self, now: float) -> tuple[float, float]:
-        """Requests and tokens left."""
+        """Requests and tokens left in the token buckets."""
         return self.requests.left(now), self.tokens.left(now)
 
     def take(self, gateway_id: str, report: KeyReport, now: float) -> KeyAnswer:
@@ -94,7 +94,8 @@ class KeyCounters:
         return KeyAnswer(report.num_begins, self.left(now))
 
     def _begin(self, gateway_id: str, num_admitted: int, now: float) -> KeyAnswer | None:
-        """Counts a request. If it exceeds a limit, returns the response for it and later ones."""
+        """Counts a request. If it exceeds a limit, returns the response that rejects it and the
+        requests after it."""
         maximum = self.limits.max_concurrent_requests
         if maximum and sum(self.num_open.values()) >= maximum:
             message = f"this API key is limited to {maximum} concurrent request(s)"

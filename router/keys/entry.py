@@ -13,7 +13,7 @@ from typing import Any
 MAX_PRIORITY = 9
 """Maximum priority of a request."""
 PREFIX = "sha256:"
-"""Prefix of a key's SHA-256 in hexadecimal, which can be given instead of the key."""
+"""Prefix of a SHA-256 digest in hexadecimal, which can be given in place of the key."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Pattern of key names."""
 RESERVED_NAMES = frozenset(("default", "other"))
@@ -41,7 +41,7 @@ class KeyEntry:
     max_priority: int = MAX_PRIORITY
     """Maximum `priority` of the key's requests."""
     slo: bool = True
-    """Whether the key's requests may have an SLO."""
+    """Whether requests with the key may set an SLO."""
     models: frozenset[str] = frozenset()
     """Names of the models that the key may use; empty for all."""
     monitoring: bool = False

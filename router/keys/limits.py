@@ -17,10 +17,10 @@ from worker.protocol.analyzed import analyzed
 
 METHOD = "keys"
 TIMEOUT_S = 1.0
-"""Timeout in seconds of a call to an owner, which takes 1 to 5 ms: a gateway that is blocked for
-longer does not serve clients either."""
+"""Timeout in seconds of a call to an owner; calls take 1 to 5 ms. A gateway that is blocked for
+longer than the timeout does not serve clients either."""
 SUSPECT_S = 5.0
-"""Seconds for which an unresponsive owner owns no keys: by then Serve has replaced a failed
+"""Seconds for which an unresponsive gateway owns no keys. By then, Serve has replaced a failed
 gateway, and a slow one has recovered."""
 
 
@@ -35,15 +35,15 @@ class KeyLimits:
     """The usage of all keys, on the event loop of one gateway.
 
     Each key is owned by one gateway, chosen by rendezvous hashing, which counts and admits all
-    requests of the key. Other gateways report the starts, ends and tokens of their requests to it,
-    with one call at a time for all keys. Limits are therefore exact while the set of gateways is
-    stable.
+    requests of the key. Other gateways report the starts, ends and tokens of their requests to the
+    owner, with one call at a time for all keys. Limits are therefore exact while the set of
+    gateways is stable.
 
     When the set changes, or an owner does not respond within TIMEOUT_S, another gateway becomes the
-    owner. Every gateway reports its open requests to the new owner, and the remaining limits in the
-    previous owner's last response. Requests of an exited gateway no longer count. While gateways
-    see different sets, for about 100 ms, a key may have two owners, each of which admits up to the
-    remaining limit.
+    owner. Every gateway then reports to the new owner its open requests, and the remaining limits
+    from the previous owner's last response. Requests of an exited gateway no longer count. While
+    gateways see different sets, for about 100 ms, a key may have two owners, each of which admits
+    up to the remaining limit.
 
     Args:
         peers: the gateways of the fleet; None for a single one.
@@ -78,7 +78,7 @@ class KeyLimits:
         return use
 
     def keep(self, entries: Sequence[KeyEntry]) -> None:
-        """Removes keys that are not in `entries`; open requests are not affected."""
+        """Removes all keys except those in `entries`; open requests are not affected."""
         names = {entry.name for entry in entries}
         for name in self._uses.keys() - names:
             del self._uses[name]
@@ -102,7 +102,7 @@ class KeyLimits:
         use.take(use.owner, self._take(self._peers.own_id, report), waiting)
 
     async def deliver(self, owner: str, uses: Sequence[KeyUse]) -> None:
-        """Reports usages to an owner in one call."""
+        """Reports the usage of several keys to their owner in one call."""
         sent = [(use, *use.report(self._handover(use))) for use in uses]
         reports = _Reports(self._peers.own_id, [report for _, report, _ in sent])
         try:
@@ -183,7 +183,7 @@ class _Lane:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, use: KeyUse) -> None:
-        """Reports usage with the next call."""
+        """Adds a key's usage to the next call."""
         self._uses[use.entry.name] = use
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())

@@ -19,7 +19,7 @@ class KeyRing:
 
     Args:
         keys: keys from options.
-        path: file or folder of files with keys (see KeyFile); empty for none.
+        path: file or folder of files with keys (see KeyFile); empty if there is none.
         clock: Unix time in seconds.
 
     Raises:
@@ -40,7 +40,7 @@ class KeyRing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no keys and no key file are configured."""
+        """Whether neither keys nor a key file is configured."""
         return not self._given and self._file is None
 
     @property

@@ -16,7 +16,8 @@ gateways: the end of a request at another gateway is reported within 1 to 5 ms o
 and a client may send its next request sooner."""
 
 Waiting = asyncio.Future[KeyAnswer | None]
-"""Future of a request that waits for admission: None, or the reply that rejects the request."""
+"""Future of a request that waits for admission. The result is None if the request is admitted,
+otherwise the owner's response that rejects it."""
 
 
 class KeyUse:
@@ -42,12 +43,12 @@ class KeyUse:
         self.num_open = 0
         """Number of open requests."""
         self.owner = ""
-        """Id of the gateway that counts requests for all gateways."""
+        """Id of the gateway that counts the key's requests for all gateways."""
         self.reported_to = ""
         """Id of the owner that replied last."""
         self._waiting: list[Waiting] = []
         self._num_tokens = 0
-        """Tokens not reported yet."""
+        """Number of tokens used since the last report."""
         self._requests = Bucket()
         self._tokens = Bucket()
         self.change(entry)
@@ -110,7 +111,7 @@ class KeyUse:
         return headers
 
     def left(self) -> tuple[float, float]:
-        """Requests and tokens left at the owner's last response, plus the refill since."""
+        """Requests and tokens left: those in the owner's last response, plus the refill since."""
         now = self._clock()
         return self._requests.left(now), self._tokens.left(now)
 

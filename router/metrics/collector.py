@@ -24,7 +24,7 @@ from worker.protocol.exports import AsCounter, AsGauge, AsHistogram, exported
 from worker.protocol.exposition import Histogram
 
 MODEL = ["model_name", "gateway_id"]
-"""Labels of a model's metrics."""
+"""Names of the labels of a model's metrics."""
 
 
 class Source(NamedTuple):
@@ -192,13 +192,13 @@ class GatewayCollector(Collector):
     def _groups(
         self, prefix: str, label: str, word: str, books: Sequence[tuple[list[str], TenantBook]]
     ) -> Iterator[Metric]:
-        """Metrics per tenant or per adapter; `word` names the group in help texts.
+        """Metrics per tenant or per LoRA adapter.
 
         Args:
             prefix: prefix of the metrics' names.
-            label: label for the tenant or adapter.
-            word: name of the kind of group, for help texts.
-            books: labels of models, and their counters.
+            label: name of the label with the tenant or adapter.
+            word: "tenant" or "LoRA adapter", for help texts.
+            books: labels of each model, and its counters by tenant or adapter.
         """
         labels = [*MODEL, label]
         rows = [([*of, name], stats) for of, book in books for name, stats in book.rows()]

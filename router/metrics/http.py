@@ -13,7 +13,7 @@ METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 """Methods with a separate label."""
 _COMPLETIONS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 _EXPECTED: Final = (200, 400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
-"""Statuses of responses to completion requests."""
+"""HTTP statuses for which the counters of completion routes exist from the start."""
 MAX_IGNORED_FIELDS: Final = 64
 """Maximum number of ignored fields with their own label, since clients can send arbitrary ones."""
 _FIELD: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -45,7 +45,7 @@ class IgnoredFields:
             self._counts[key] = self._counts.get(key, 0) + 1
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """The numbers by API and field."""
+        """Number of requests with an ignored part, by API and field."""
         with self._lock:
             return dict(self._counts)
 

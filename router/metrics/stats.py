@@ -50,7 +50,7 @@ class LatencyStats:
             "Part of TTFT in seconds: arrival to submission to the worker.",
         ),
     ] = field(default_factory=partial(Histogram, STAGE_BUCKETS))
-    """Time from arrival to the submit to the worker that served the completion."""
+    """Time from arrival until the completion is submitted to the worker that serves it."""
     queue: Annotated[
         Histogram,
         AsHistogram(
@@ -84,7 +84,7 @@ class LatencyStats:
             "Mean time per output token after the first (TPOT) in seconds.",
         ),
     ] = field(default_factory=partial(Histogram, TOKEN_TIME_BUCKETS))
-    """Observed once per completion."""
+    """Mean time per output token after the first, observed once per completion."""
     request: Annotated[
         Histogram,
         AsHistogram("e2e_request_latency_seconds", "End-to-end latency in seconds."),
@@ -96,7 +96,7 @@ class LatencyStats:
 
         Args:
             first_token_s: seconds from arrival to the first token.
-            route_s: seconds from arrival to the submit to the worker.
+            route_s: seconds from arrival until the completion was submitted to the worker.
             times: times reported by the worker; None if it reports none.
         """
         self.first_token.observe(first_token_s)
@@ -110,11 +110,11 @@ class WorkerTarget(NamedTuple):
     """Target number of workers of a model, with its bounds."""
 
     target: int
-    """Current target."""
+    """Current target number of workers."""
     minimum: int
-    """Minimum number; equal to `maximum` if autoscaling is disabled."""
+    """Minimum number of workers; equal to `maximum` if autoscaling is disabled."""
     maximum: int
-    """Maximum number."""
+    """Maximum number of workers."""
 
 
 @dataclass(slots=True)
@@ -123,9 +123,9 @@ class ModelStats:
 
     tenants: TenantBook = field(default_factory=partial(TenantBook, 32))
     adapters: TenantBook | None = None
-    """Counters of LoRA adapters; None if they are disabled."""
+    """Counters by LoRA adapter; None if LoRA is disabled."""
     workers: WorkerTarget = field(default_factory=partial(WorkerTarget, 1, 1, 1))
-    """Target number of workers: the configured number until Serve has been queried."""
+    """Target number of workers: the configured number until the target in Serve has been read."""
     prompt_tokens: Annotated[int, AsCounter("prompt_tokens", "Prompt tokens processed.")] = 0
     """Number of prompt tokens of all requests."""
     generation_tokens: Annotated[int, AsCounter("generation_tokens", "Tokens generated.")] = 0
@@ -198,13 +198,13 @@ class ModelStats:
     slo: dict[tuple[int, SloClass, bool], int] = field(default_factory=dict)
     """Number of completions with an SLO, by priority, class and whether it was met."""
     routed: dict[str, int] = field(default_factory=dict)
-    """Number of completions submitted, by worker id."""
+    """Number of submitted completions, by worker id."""
     started: int = 0
-    """Number of completions started."""
+    """Number of completions that have started."""
     finished: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0)
     )
-    """Number of completions ended, by finish reason."""
+    """Number of completions that have ended, by finish reason."""
     prediction_error: Annotated[
         Histogram,
         AsHistogram(
@@ -226,7 +226,7 @@ class ModelStats:
         self.latency(None)
 
     def latency(self, slo: Slo | None) -> LatencyStats:
-        """The histograms of completions with an SLO of this class."""
+        """The histograms of completions whose SLO is of this class."""
         kind = slo_class(slo)
         found = self._latencies.get(kind)
         if found is None:

@@ -32,7 +32,7 @@ def visible_to(
 
 
 def _with_label(lines: list[bytes], label: str, values: Iterable[str]) -> list[bytes]:
-    """The lines that have a label with one of these values, or do not have the label."""
+    """The lines whose label has one of the given values, and the lines without the label."""
     # Quotes inside of values are escaped, so no other value can contain one of these pairs. Parsing
     # all labels would hold up the event loop several times as long.
     pairs = [label_pair(label, value).encode() for value in values]

@@ -41,7 +41,7 @@ class PageRoutes:
     """Handlers of the page, whose files are read once.
 
     Args:
-        root_path: prefix that a reverse proxy adds to all paths; empty for none.
+        root_path: prefix that a reverse proxy adds to all paths; empty if there is none.
     """
 
     def __init__(self, root_path: str = "") -> None:
@@ -75,7 +75,7 @@ class _File(NamedTuple):
 
     @classmethod
     def of(cls, name: str, body: bytes) -> _File:
-        """The file with its headers; the name's suffix determines the content type."""
+        """Creates a file with its headers; the name's suffix determines the content type."""
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         kind = CONTENT_TYPES[PurePath(name).suffix]
         return cls(body, {**HEADERS, "content-type": kind, "etag": tag})

@@ -48,7 +48,7 @@ class TagFormat:
     """Pattern of the tags before a value. Its first group is the argument's name; a second one is
     `true` for text, `false` for JSON, and None for a value of the type in the schema."""
     value_endings: tuple[str, ...]
-    """Tags that end a value: its closing tag, followed by tags that start the next element."""
+    """Tags that end a value: first its closing tag, then tags that start the next element."""
     endings: tuple[str, ...]
     """Tags that end all arguments."""
     is_indented: bool = False
@@ -61,7 +61,8 @@ _WRITTEN = {
     "true": {"type": "string"},
     "false": {"type": ["null", "boolean", "integer", "number", "array", "object"]},
 }
-"""Schemas of values, by the value of the attribute that distinguishes text from JSON."""
+"""Schema of a value by the attribute of its tag that distinguishes text ("true") from JSON
+("false")."""
 
 
 class TaggedArguments:
@@ -102,7 +103,7 @@ class TaggedArguments:
         self._is_begun = False
         """Whether the first character of the current value has been parsed."""
         self._scanned = 0
-        """Number of buffer characters in which no end of the value begins."""
+        """Number of leading buffer characters in which no end of the value starts."""
         self._has_any = False
         """Whether an argument has been parsed."""
         self.is_over = False
@@ -170,8 +171,8 @@ class TaggedArguments:
         return _encode(self._without_first_break(text))[1:-1] or None
 
     def _num_certain(self) -> int:
-        """Number of buffer characters before a possible end of the value and the line break before
-        it."""
+        """Number of leading buffer characters that are certainly part of the value: those before a
+        possible end, and before the line break that precedes it."""
         buffer, endings = self._buffer, (*self._tags.value_endings, *self._tags.endings)
         certain = len(buffer)
         for count in range(min(max(map(len, endings)) - 1, certain), 0, -1):
@@ -234,7 +235,7 @@ def typed(value: str, schema: object) -> Any:
 
 
 def _chosen(value: str, choices: list[Any]) -> Any:
-    """The enum value that the text represents; the text itself if there is none."""
+    """The enum value that the text represents; the text itself if it represents none."""
     for text in (value, value.strip()):
         if text in choices:
             return text
@@ -246,7 +247,7 @@ def _chosen(value: str, choices: list[Any]) -> Any:
 
 
 def _decoded(written: str, other: str) -> Any:
-    """The decoded JSON, or Python list or dictionary; `other` if `written` is neither."""
+    """The decoded JSON, or Python list or dictionary; `other` if `written` is none of these."""
     try:
         return msgspec.json.decode(written)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

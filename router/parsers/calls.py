@@ -42,7 +42,7 @@ def read_nothing(_: str, __: Properties) -> list[ToolCall] | None:
 
 
 def read_json(*markers: str) -> Read:
-    """Reader of JSON objects with name and arguments: one, or a list.
+    """Creates a reader of a JSON object with name and arguments, or of a list of such objects.
 
     Args:
         markers: texts around the JSON, outermost first.
@@ -51,7 +51,8 @@ def read_json(*markers: str) -> Read:
 
 
 def read_keyed(*markers: str) -> Read:
-    """Reader of JSON objects whose only member is the function with its arguments: one, or a list.
+    """Creates a reader of a JSON object whose only member is the function with its arguments, or of
+    a list of such objects.
 
     Args:
         markers: texts around the JSON, outermost first.
@@ -60,7 +61,7 @@ def read_keyed(*markers: str) -> Read:
 
 
 def read_checked(marker: str, separator: str) -> Read:
-    """Reader of JSON objects with name and arguments. The functions must be known.
+    """Creates a reader of JSON objects with name and arguments, which must name known functions.
 
     Args:
         marker: text before the JSON.
@@ -87,7 +88,7 @@ def read_pythonic(text: str, properties: Properties) -> list[ToolCall] | None:
 
 
 def read_python_lines(*markers: str) -> Read:
-    """Reader of Python function calls on separate lines.
+    """Creates a reader of Python function calls on separate lines.
 
     Args:
         markers: texts around the calls, outermost first.
@@ -100,7 +101,7 @@ def read_python_lines(*markers: str) -> Read:
 
 
 def read_named(opening: str, closing: str) -> Read:
-    """Reader of a call without arguments, which GLM writes as the name alone.
+    """Creates a reader of a call without arguments, which GLM writes as the name alone.
 
     Args:
         opening: text before the name.
@@ -134,7 +135,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _inside(text: str, markers: Sequence[str]) -> str:
-    """Text between markers, without white space around it."""
+    """Text between the markers, without surrounding white space."""
     text = text.strip()
     for marker in markers:
         text = text.removeprefix(marker).removesuffix(marker).strip()
@@ -184,8 +185,8 @@ class _Constants(ast.NodeTransformer):
 def _listed(
     text: str, call_of: Callable[[Any], ToolCall | None], separator: str = ","
 ) -> list[ToolCall | None]:
-    """The calls of a JSON list, or of the rest of one after some call; None if an entry is not a
-    call."""
+    """The call in each entry of a JSON list, or of the rest of a list; None for an entry that is
+    not a call."""
     values = _objects(text.strip().removeprefix("[").removesuffix("]"), separator)
     return [call_of(value) for value in values or ()]
 

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 _ANY = ({"role": "user", "content": "Hello"},)
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Chat template variables that enable reasoning: Qwen's and GLM's, DeepSeek's and Granite's."""
+"""Chat template variables that enable reasoning: one for Qwen and GLM, one for DeepSeek and
+Granite."""
 BUDGET_VARIABLE = "thinking_budget"
 """Seed-OSS's chat template variable for the maximum tokens of reasoning; 0 for no reasoning."""
 NONE = "none"
@@ -36,7 +37,7 @@ class Dialect:
     """The formats of reasoning and tool calls in a model's output."""
 
     tools: ToolFormat | None = None
-    """Format of tool calls; None if there are none, or they are not parsed."""
+    """Format of tool calls; None if the model makes no calls, or they are not parsed."""
     forced: ToolFormat = FORMATS["json"]
     """Format of calls enforced by structured output."""
     thoughts: ThoughtFormat | None = None
@@ -70,7 +71,7 @@ class Dialect:
 
         Args:
             prompt: the end of the prompt.
-            begun: the assistant message that the model continues; empty for none.
+            begun: the assistant message that the model continues; empty if there is none.
         """
         assert self.thoughts is not None
         if self.is_harmony:
@@ -88,7 +89,7 @@ class Dialect:
         is_thinking: bool,
         single_call: bool,
     ) -> OutputParser | HarmonyParser:
-        """Creates a parser of one completion.
+        """Creates a parser for one completion.
 
         Args:
             tools: format of calls; None if calls are not parsed.
@@ -160,8 +161,8 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
 
 
 def _tools_of(template: ChatTemplate | None, response: object) -> ToolFormat | None:
-    """The tool call format of a template, or of the checkpoint's response template; JSON lists if
-    the template has tools in an unknown format."""
+    """The tool call format of a chat template, or of the checkpoint's response template; JSON lists
+    if the chat template has tools in an unknown format."""
     if template is None:
         return None
     found = format_of(template.source) or tools_of_response(response)
@@ -202,7 +203,7 @@ def _thought_tokens(thoughts: ThoughtFormat, tokenizer: Tokenizer) -> ThoughtTok
 
 
 def _ids_of(markers: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Token ids of those markers that are single tokens."""
+    """Token ids of the markers that are single tokens; other markers are omitted."""
     ids = (tokenizer.token_id(marker) for marker in markers)
     return tuple(token_id for token_id in ids if token_id is not None)
 
@@ -214,7 +215,7 @@ def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
 
 
 def _chosen(formats: Mapping[str, T], name: str, found: T | None) -> T | None:
-    """The format with this name; if the name is empty, `found`, which is from the template."""
+    """The format with this name; if the name is empty, `found`, the chat template's format."""
     if not name:
         return found
     if name == NONE:

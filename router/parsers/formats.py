@@ -24,8 +24,8 @@ from router.parsers.json_text import JsonObject
 from worker.protocol.argument_types import Schemas
 
 CallIds = Literal["any", "short", "indexed"]
-"""Form of call ids: any text, nine letters and digits (Mistral), or `functions.NAME:INDEX` with the
-call's index in the chat (Kimi)."""
+"""Form of call ids: any text, nine letters and digits (Mistral), or `functions.NAME:INDEX`, where
+INDEX counts the calls of the chat (Kimi)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,27 +33,29 @@ class ToolFormat:
     """Tool call format of a model family. A region is a part of the text that contains calls."""
 
     name: str
-    """Name in `--tool-call-parser`."""
+    """Name of the format, a value of `--tool-call-parser`."""
     read: Read
     """Parses a region that `begun` does not match."""
     begun: re.Pattern[str] | None = None
     """Pattern of the start of a region up to the arguments of its first call, if these can be
-    parsed incrementally; its last matched group is the function's name."""
+    parsed incrementally; the last group that matches is the function's name."""
     arguments: Callable[[Schemas], Arguments] = lambda _: JsonObject()
     """Creates the incremental parser of arguments, from the function's schemas."""
     more: re.Pattern[str] | None = None
-    """Pattern between a call's arguments and the next call of the region."""
+    """Pattern of the text between a call's arguments and the next call of the region."""
     rest: re.Pattern[str] = re.compile(r"\s*+")
-    """Pattern of ignored text between arguments and the end of the region."""
+    """Pattern of the text between arguments and the end of the region, which is ignored."""
     is_checked: bool = False
-    """Whether calls of unknown functions are content, because the format has no marker of calls."""
+    """Whether calls of unknown functions are treated as content, since the format does not mark
+    calls."""
     regions: tuple[tuple[str, str], ...] = ()
     """Opening and closing markers of regions; if the closing one is empty, a region ends at the
     next opening marker or with the text."""
     leading: str = ""
-    """Start of texts that, in their entirety, may be a region without markers."""
+    """First characters of a text that may, as a whole, be a region without markers."""
     has_leading_name: bool = False
-    """Whether a text whose first line is a known function's name may be, in its entirety, a region.
+    """Whether a text that starts with a line with a known function's name may, as a whole, be a
+    region.
     """
     dropped: tuple[str, ...] = ()
     """Markers around regions; they are dropped from the text."""
@@ -140,9 +142,10 @@ _JSON_CALL = (
     r'\s{0,32}"(?:arguments|parameters)"\s{0,32}:\s{0,32}(?=\{)'
 )
 _ENVELOPE = re.compile(r"\s*+(?:,[^{}]*+)?\}?\s*+[\];]?\s*+")
-"""Pattern after the arguments of a JSON call: further members are ignored."""
+"""Pattern of the text after the arguments of a JSON call, including further members of its object,
+which are ignored."""
 _NEXT = re.compile(r"\s{0,32}\}\s{0,32},\s{0,32}(?=\{)")
-"""Pattern between two calls of a list."""
+"""Pattern of the text between two calls of a list."""
 _TAG_NAME = rf"[^\S\n]{{0,8}}{_NAME}[^\S\n]{{0,8}}"
 
 
@@ -152,12 +155,14 @@ def _json_calls(opening: str) -> re.Pattern[str]:
 
 
 def json_format(name: str, opening: str, closing: str, **options: Any) -> ToolFormat:
-    """A format of JSON objects with name and arguments between markers: one, or a list.
+    """A format in which a call is a JSON object with name and arguments between markers.
+
+    The JSON may also be a list of such objects.
 
     Args:
         name: name of the format.
         opening: marker before the JSON.
-        closing: marker after the JSON; empty for none.
+        closing: marker after the JSON; empty if there is none.
         options: other fields of the format.
     """
     return ToolFormat(

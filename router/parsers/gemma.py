@@ -65,7 +65,7 @@ class GemmaArguments:
         return ""
 
     def _text(self, text: str, at: int) -> tuple[int, str] | None:
-        """End and JSON of the next part of a string; None if more text is needed."""
+        """Index after the next part of a string, and its JSON; None if more text is needed."""
         place = text.find(QUOTE, at)
         if place == at:
             self._in_text = False
@@ -74,7 +74,7 @@ class GemmaArguments:
         return (end, msgspec.json.encode(text[at:end]).decode()[1:-1]) if end > at else None
 
     def _token(self, text: str, at: int) -> tuple[int, str] | None:
-        """End and JSON of the next token; None if more text is needed."""
+        """Index after the next token, and its JSON; None if more text is needed."""
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # always matches
         if text.startswith(QUOTE, at):
             self._in_text = True

@@ -37,7 +37,7 @@ Kind = Literal["thought", "content", "call"]
 
 
 class Header(NamedTuple):
-    """The meaning of a message's header."""
+    """The content of a message's header: what kind of message follows."""
 
     kind: Kind
     function: str = ""
@@ -90,10 +90,10 @@ class HarmonyParser:
         self._properties = properties
         self._reads_calls = reads_calls
         self._buffer = ""
-        """Text that is not parsed yet: a marker may begin in it."""
+        """Text that is not parsed yet, since a marker may start in it."""
         self._header = ""
-        """Header of the current message, until it is complete; for calls until the arguments
-        begin."""
+        """Text of the current header. Empty once the header is complete or, for a call, once its
+        arguments start."""
         self._kind: Kind | None = None if is_header else "content"
         """Kind of the current message; None within a header."""
         self._function = ""
@@ -106,8 +106,8 @@ class HarmonyParser:
         self._kinds: set[Kind] = set()
         """Kinds of messages so far."""
         self._needs_break = False
-        """Whether a line break must precede the next text, as its message is not the first of its
-        kind."""
+        """Whether a line break must precede the next text, because an earlier message was of the
+        same kind."""
         self._num_native_calls = 0
         """Number of calls in harmony's own format."""
         self.has_thoughts = False

@@ -42,7 +42,7 @@ class JsonObject:
 
     def __init__(self) -> None:
         self._pending = ""
-        """Text that is not returned yet: it may be the start of a token."""
+        """Text that is not returned yet, since it may be an incomplete token."""
         self._open = ""
         """Open braces and brackets."""
         self._awaited: Awaited = "object"
@@ -50,7 +50,7 @@ class JsonObject:
         self._in_text = False
         """Whether the text is within a string."""
         self.is_broken = False
-        """Whether the text is invalid JSON, starting at `rest`."""
+        """Whether the text is not valid JSON; `rest` starts with the invalid part."""
         self.num_given = 0
         """Number of characters returned."""
         self.sound = 0
@@ -69,7 +69,8 @@ class JsonObject:
 
     @property
     def rest(self) -> str:
-        """Text that is not returned: after the object, malformed, or an incomplete token."""
+        """Text that was not returned: text after the object, malformed text, or an incomplete
+        token."""
         return self._pending
 
     @property
@@ -123,7 +124,7 @@ class JsonObject:
         return 0, ""
 
     def _token(self, text: str, at: int) -> tuple[int, str]:
-        """Length of the next token (the quote, for strings), and the text to return for it."""
+        """Length of the next token (only the quote, for strings), and the text to return for it."""
         char, awaited = text[at : at + 1], self._awaited
         if char == '"' and awaited in ("key", "first key", "value", "first value"):
             self._in_text = True
@@ -174,8 +175,7 @@ def _may_be_scalar(text: str) -> bool:
 
 
 def closed(text: str) -> str:
-    """Completes the beginning of an object that JsonObject has returned, keeping all complete
-    values."""
+    """Completes the beginning of an object, returned by JsonObject, keeping all complete values."""
     parser = JsonObject()
     parser.push(text)
     return text[: parser.sound] + parser.closings if parser.sound else "{}"

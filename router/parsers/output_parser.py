@@ -12,7 +12,8 @@ from router.parsers.formats import ToolFormat
 from router.parsers.thoughts import ThoughtFormat
 
 SLICE = 4096
-"""Characters parsed at a time, since the remainder is copied after each marker."""
+"""Number of characters parsed at a time; limited because the remainder is copied after each marker.
+"""
 MAX_BEGINNING = 2048
 """Maximum characters of a region before its first call's arguments."""
 
@@ -106,13 +107,13 @@ class OutputParser:
         self._tools = tools
         self._properties = properties
         self._leading = _leading(tools, properties)
-        """Starts of texts that may consist entirely of calls."""
+        """First characters of texts that may consist entirely of calls, without markers."""
         self._single_call = single_call
         self._state: State = "thought" if is_thinking else "content"
         self._closing = ""
-        """Closing marker of the current region; empty for none."""
+        """Closing marker of the current region; empty if there is none."""
         self._is_answer = False
-        """Whether there has been a marker before the answer."""
+        """Whether a marker has introduced the answer."""
         self._is_leading = False
         """Whether the current region is the entire text, without an opening marker."""
         self._before = ""
@@ -125,7 +126,7 @@ class OutputParser:
         self._buffer = ""
         """Text that is not parsed yet: the start of a possible marker, or text within a region."""
         self._scanned = 0
-        """Number of buffer characters in which no complete marker begins."""
+        """Number of leading buffer characters in which no complete marker starts."""
         self._space = ""
         """White space at the end of the text so far, which is dropped before a marker."""
         self._has_content = False
@@ -167,7 +168,8 @@ class OutputParser:
         return list(self._pieces(is_end=True))
 
     def _is_plain(self, text: str) -> bool:
-        """Whether no marker can start in the next text, so that it continues the current piece."""
+        """Whether no marker can start in the given text, so that all of it continues the current
+        piece."""
         if self._state in _IN_CALLS or (self._state == "content" and not self._has_content):
             return False
         return self._may_mark.search(text) is None
@@ -222,11 +224,12 @@ class OutputParser:
         self._space = ""
 
     def _begins_as_calls(self) -> bool:
-        """Whether the entire text may be calls without a marker, by its first character."""
+        """Whether the entire text may consist of calls without markers, judging by its first
+        character."""
         return self._may_lead() and self._buffer.lstrip().startswith(self._leading)
 
     def _may_lead(self) -> bool:
-        """Whether calls without a marker may begin here: before any content and call."""
+        """Whether calls without a marker may begin here: before any content or call."""
         is_first = self._state == "content" and not self._has_content and not self.num_calls
         return is_first and bool(self._leading)
 
@@ -311,7 +314,9 @@ class OutputParser:
             )
 
     def _begun(self, limit: int) -> list[Piece]:
-        """Starts the arguments of a call at the start of the region; empty if there is none.
+        """Starts the call at the start of the region, if its arguments can be parsed incrementally.
+
+        Returns the pieces to emit; empty if there is no such call.
 
         Args:
             limit: known length of the region.
@@ -338,7 +343,7 @@ class OutputParser:
             self._arguments, self._buffer, self._state = None, arguments.rest, "called"
 
     def _has_more(self, limit: int) -> bool:
-        """Starts another call of the region of length `limit`; returns whether there is one."""
+        """Starts the next call in the region of length `limit`; returns whether there is one."""
         more = self._tools.more if self._tools is not None else None
         found = more.match(self._buffer, 0, limit) if more is not None else None
         if found is None:
@@ -403,7 +408,7 @@ class OutputParser:
 
 
 def _leading(tools: ToolFormat | None, properties: Properties) -> tuple[str, ...]:
-    """Starts of texts that may consist entirely of calls, without markers."""
+    """First characters of texts that may consist entirely of calls, without markers."""
     if tools is None:
         return ()
     if tools.has_leading_name:

@@ -17,7 +17,7 @@ from router.parsers.thoughts import ThoughtFormat
 NAME = "response_template"
 """Name of the formats derived from a response template."""
 _THOUGHTS = ("thinking", "reasoning", "reasoning_content")
-"""Fields with reasoning, by their names in messages."""
+"""Names of message fields that contain reasoning, in order of precedence."""
 _PLACEHOLDER = re.compile(r"\{([\w.]+)\}")
 _PLACEHOLDERS = {
     "content",

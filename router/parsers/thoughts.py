@@ -12,7 +12,7 @@ class ThoughtFormat:
     """A model family's reasoning markers."""
 
     name: str
-    """Name in `--reasoning-parser`."""
+    """Name of the format, a value of `--reasoning-parser`."""
     opening: str
     closing: str
     sign: re.Pattern[str]
@@ -24,7 +24,7 @@ class ThoughtFormat:
     answer_openings: tuple[str, ...] = ()
     """Markers before an answer, which are dropped at its start."""
     answer_closings: tuple[str, ...] = ()
-    """Markers after an answer, which are dropped if the answer has a marker before it."""
+    """Markers after an answer, which are dropped if a marker also precedes the answer."""
 
     @property
     def openings(self) -> tuple[str, ...]:
@@ -43,13 +43,13 @@ class ThoughtFormat:
 
     @property
     def first_token(self) -> str:
-        """The marker that starts reasoning, or the part of it that is a token."""
+        """The marker that starts reasoning, or the part of it that is a single token."""
         found = _PART.match(self.opening)
         return self.opening if found is None else found[0]
 
     @property
     def tokens(self) -> frozenset[str]:
-        """Markers, and the parts of them in angle brackets, any of which may be tokens."""
+        """Markers, and their parts in angle brackets; any of these may be tokens."""
         parts = (part for marker in self.markers for part in _PART.findall(marker))
         return frozenset((*self.markers, *parts))
 

@@ -22,17 +22,17 @@ from worker.protocol.analyzed import analyzed
 logger = logging.getLogger(__name__)
 
 PEER_TIMEOUT_S = 2.0
-"""Timeout in seconds of a call to another gateway, which then reads the store."""
+"""Timeout in seconds of a call to another gateway, which reads the store before it replies."""
 MAX_ADAPTERS = 4096
 """Maximum number of adapters loaded at run time; each takes about a kilobyte in every gateway."""
 _NAME = re.compile(r"[A-Za-z0-9][\w./:@+-]{0,127}", re.ASCII)
 
 CheckFolder = Callable[[str], Coroutine[Any, Any, AdapterCheck]]
-"""Checks a folder on a worker. Raises ConnectionError if it is unreachable."""
+"""Makes a worker check an adapter's folder. Raises ConnectionError if it is unreachable."""
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True):
-    """An adapter that was loaded at run time, as stored."""
+    """An adapter that was loaded at run time, as it is kept in the store."""
 
     folder: str
     version: str
@@ -45,8 +45,8 @@ class AdapterRegistry:
 
     Workers need no registry, since each submit has the adapter's folder and version: workers that
     start later, or whose ranks are rebuilt, read adapters when they are first used. The store is
-    authoritative for adapters loaded at run time. A gateway that changes it calls the others, which
-    read it again.
+    authoritative for adapters loaded at run time. After changing the store, a gateway calls the
+    other gateways, which read the store again.
 
     Args:
         model: name of the base model.
@@ -103,8 +103,8 @@ class AdapterRegistry:
         return name in self._static or name in self._loaded
 
     def find(self, name: str) -> AdapterRef | None:
-        """The current version of an adapter; None if it is unknown, or configured and no worker has
-        reported its version yet."""
+        """The current version of an adapter; None if the adapter is unknown, or if it is configured
+        but no worker has reported its version yet."""
         loaded = self._loaded.get(name)
         if loaded is not None:
             return AdapterRef(name, loaded.folder, loaded.version)
@@ -179,15 +179,15 @@ class AdapterRegistry:
         await self._call_others()
 
     async def start(self) -> None:
-        """Reads the store, and applies changes of other gateways until `close`."""
+        """Reads the store, and applies other gateways' changes until `close`."""
         await self._shared.start()
 
     async def close(self) -> None:
-        """Stops applying changes of other gateways."""
+        """Stops applying other gateways' changes."""
         await self._shared.close()
 
     async def _on_call(self, _: bytes) -> bytes:
-        """Handles a change to the store by another gateway."""
+        """Reads the store again after another gateway has changed it."""
         await self._shared.read()
         return b""
 
@@ -216,7 +216,7 @@ class AdapterRegistry:
 
 
 async def _checked_version(folder: str, checks: Sequence[CheckFolder]) -> str:
-    """Version of a folder, which must be the same on all workers that can be reached."""
+    """Version of an adapter's folder, which must be the same on all reachable workers."""
     results = await asyncio.gather(*(check(folder) for check in checks), return_exceptions=True)
     versions: dict[str, None] = {}
     for result in results:

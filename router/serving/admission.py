@@ -27,7 +27,7 @@ class AdmissionRules:
         self, store: SettingsStore | None, notify: Callable[[AdmissionChange], list[str]]
     ) -> None:
         self.change = AdmissionChange()
-        """All rules that differ from the workers' flags; sent to each worker that attaches."""
+        """All rules that an operator has changed; sent to each worker that attaches."""
         self._notify = notify
         self._shared = SharedSettings(store, "admission rules", self._apply)
 
@@ -46,11 +46,11 @@ class AdmissionRules:
             return self._notify(change)
 
     async def start(self) -> None:
-        """Reads the stored changes, and applies those of other gateways until `close`."""
+        """Reads the stored changes, and applies other gateways' changes until `close`."""
         await self._shared.start()
 
     async def close(self) -> None:
-        """Stops applying changes of other gateways."""
+        """Stops applying other gateways' changes."""
         await self._shared.close()
 
     def _apply(self, values: dict[str, bytes]) -> None:

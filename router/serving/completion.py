@@ -142,10 +142,10 @@ class Completion:
         self.num_losses = 0
         """Number of workers that failed while they had the request."""
         self.num_suspected = 0
-        """Worker failures that the request may have caused: the worker had sent no token in that
-        attempt."""
+        """Number of worker failures that the request may have caused: in that attempt, the worker
+        had not sent a token."""
         self.prompt = spec.prompt
-        """Prompt of the current attempt: the client's prompt and the tokens generated before it."""
+        """Prompt of the current attempt: the client's prompt and the tokens of earlier attempts."""
         self.worker_id = ""
         """Worker of the last submit; empty before the first."""
         self.visit: Visit | None = None
@@ -170,9 +170,9 @@ class Completion:
         self._awaited = True
         """Whether this attempt has not produced a token yet."""
         self._earlier_rounds = 0
-        """`num_rounds` of earlier attempts."""
+        """Sum of `num_rounds` over earlier attempts."""
         self._earlier_forwards = 0
-        """`num_forwards` of earlier attempts."""
+        """Sum of `num_forwards` over earlier attempts."""
 
     def _begin_output(self) -> None:
         """Initializes the output, which grows with each delta."""
@@ -196,8 +196,8 @@ class Completion:
         self.pooled = b""
         """Vector of a pooling model, little-endian float32; empty before it is computed."""
         self.rejection: Rejection | None = None
-        """The last worker's rejection: its queue is full and no other worker has accepted the
-        request since, or the request contradicts itself."""
+        """The last worker's rejection, if its queue was full and no worker has accepted the request
+        since, or if the request contradicts itself; otherwise None."""
         self.slo: SloOutcome | None = None
         """Whether the SLO was met; None before the end, or if there is no SLO."""
 
@@ -221,7 +221,7 @@ class Completion:
         return num_unread * (TOKEN_BYTES + LOGPROBS_BYTES + num_likeliest * LOGPROB_BYTES)
 
     def submit_to(self, channel: WorkerChannel, now: float) -> Submit:
-        """Binds the completion to a worker at time `now`; returns the message to send there."""
+        """Assigns the completion to a worker at time `now`; returns the message to send to it."""
         self._channel = channel
         waited_s = self.times.submitted(now)
         self.worker_id = channel.worker_id
@@ -315,7 +315,7 @@ class Completion:
             self._mailbox.put(self)
 
     def take(self) -> tuple[str, list[int]]:
-        """Text and token ids since the last call."""
+        """The text and token ids that are new since the last call."""
         self.is_in_mailbox = False
         text = self._new_text[0] if len(self._new_text) == 1 else "".join(self._new_text)
         self._new_text.clear()
@@ -334,7 +334,8 @@ class Completion:
         return draft
 
     def take_logprobs(self) -> list[TokenLogprobs]:
-        """Log-probabilities of the tokens that `take` has returned since this was last called."""
+        """Log-probabilities of the tokens that `take` has returned since the last call of this
+        method."""
         start, self._logprobs_taken = self._logprobs_taken, self.num_taken
         return self.logprobs[start : self.num_taken]
 

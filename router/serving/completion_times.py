@@ -1,4 +1,4 @@
-"""CompletionSpec: the request of one completion. CompletionTimes: times for metrics and SLOs."""
+"""CompletionSpec: what one completion requests. CompletionTimes: times for metrics and SLOs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from worker.protocol.times import FirstTokenTimes
 
 
 class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The request of one completion, with which it can start on any worker."""
+    """What one completion requests; enough to start the completion on any worker."""
 
     request_id: str
     index: int
-    """Number of the choice in the response."""
+    """Index of the choice in the response."""
     prompt: PromptBlocks
     sampling: SamplingParams
     """Sampling parameters with n = 1, shared by all completions of the client's request."""
@@ -31,7 +31,7 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None = None
     tenant: str = ""
     traceparent: str = ""
-    """W3C context of the gateway's span; empty if the request is not traced."""
+    """W3C trace context of the gateway's span; empty if the request is not traced."""
 
 
 class CompletionTimes:
@@ -89,8 +89,8 @@ class CompletionTimes:
         return now - self.arrived_at
 
     def took_tokens(self, number: int, now: float, from_worker: FirstTokenTimes | None) -> None:
-        """Records new tokens, or the vector of a pooling model (0 tokens). With the first tokens,
-        the worker may report the parts of the time to first token."""
+        """Records new tokens, or the vector of a pooling model (0 tokens). `from_worker` has the
+        parts of the time to first token, if the worker reports them with the first tokens."""
         self._stats.generation_tokens += number
         if self._first_token_at:
             self._latency.inter_token.observe((now - self.last_token_at) / number, number)

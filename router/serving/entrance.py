@@ -11,7 +11,8 @@ from worker.protocol.messages import LoadSnapshot
 from worker.protocol.working_sets import SessionUse
 
 POLL_S = 0.25
-"""Seconds between checks for room while requests wait: as often as idle workers report."""
+"""Seconds between checks for room while requests wait; equals the interval of idle workers'
+reports."""
 
 
 class SessionEntrance:

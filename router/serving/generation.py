@@ -23,9 +23,9 @@ class GenerationRequest:
     prompts: Sequence[PromptBlocks]
     """Prompts, each of which gets n completions."""
     feasibility: Feasibility
-    """Sampling parameters and their check against the workers' limits."""
+    """Sampling parameters, and the check of the request against the workers' limits."""
     stream: bool
-    """Whether `take` returns new tokens, or only completions that have ended."""
+    """Whether `take` returns completions with new tokens, or only those that have ended."""
     priority: int = DEFAULT_PRIORITY
     """Priority at the workers: higher values are scheduled first."""
     slo: Slo | None = None
@@ -34,7 +34,7 @@ class GenerationRequest:
     with_offsets: bool = False
     """Whether completions compute the text offsets of their tokens."""
     tenant: str = ""
-    """Tenant for fairness and metrics; empty for none."""
+    """Tenant for fairness and metrics; empty if there is none."""
     arrived_at: float | None = None
     """Time of arrival on the event loop's clock; None to use the time at which `generation` is
     called."""
@@ -71,7 +71,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether all completions have ended, and `take` has reported it."""
+        """Whether all completions have ended, and `take` has returned all of them."""
         return not self._mailbox and all(completion.finished for completion in self.completions)
 
     @property
@@ -121,7 +121,8 @@ class Generation:
         return completion.prompt_logprobs or first.prompt_logprobs
 
     async def start(self) -> None:
-        """Submits all completions to workers. Raises ApiError, after ending all of them."""
+        """Submits all completions to workers. If one cannot be placed, ends all of them and raises
+        ApiError."""
         try:
             if len(self.completions) == 1:
                 await self._place(self.completions[0])

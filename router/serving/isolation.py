@@ -10,11 +10,11 @@ from router.channel import WorkerChannel
 from router.serving.completion import Completion
 
 APART_FROM = 2
-"""Number of worker failures after which a request is suspected. One is ignored, since most failures
-are unrelated to a request."""
+"""Number of worker failures after which a request is suspected. The first failure is ignored, since
+most failures are unrelated to a request."""
 PATIENCE_S = 10.0
-"""Maximum seconds that a suspect waits for an idle worker. A busy fleet may have none, and this
-bounds the delay of an innocent request."""
+"""Maximum seconds that a suspect waits for an idle worker. Limits the delay of an innocent request,
+since a busy fleet may not have an idle worker."""
 
 
 class Changes:
@@ -42,16 +42,17 @@ class Changes:
 class Isolation:
     """Keeps requests that may crash workers apart from others.
 
-    A request is suspected of a worker failure if the worker had sent no token of it in that
-    attempt: when a request that crashes workers at some token is resumed, the next worker crashes
-    before it sends one. After two such failures, the request is retried on a worker that has no
-    other request of this gateway and gets none until the request has a token or has ended. After
-    `max_attempts`, it fails. All completions of a client's request are one suspect (a family).
-    Completions that have received tokens in the attempt are not suspected.
+    A request is suspected of a worker failure if, in that attempt, the worker had not sent a token
+    of the request. A request that crashes workers at a certain token matches this when it is
+    resumed, since the next worker crashes before it sends one. After two such failures, the request
+    is retried on a worker that has no other request of this gateway and gets none until the request
+    has a token or has ended. After `max_attempts` such failures, the request fails. All completions
+    of a client's request are one suspect (a family), except for completions that have received
+    tokens in the attempt.
 
     Args:
-        max_attempts: suspected failures after which a request fails; 1 also fails requests that had
-            tokens after their first worker failure.
+        max_attempts: number of suspected failures after which a request fails. 1 disables retries:
+            requests then fail at their first worker failure, even if they had tokens.
         channels: channels to the workers, by id.
         changes: notified when a worker may have become free.
     """
@@ -62,7 +63,7 @@ class Isolation:
         self._max_attempts = max_attempts
         self._channels = channels
         self._held: dict[str, str] = {}
-        """Family of the suspect that is being retried on a worker, by worker id."""
+        """Family of the suspect that is being retried on a worker, by the worker's id."""
         self._waits_until: dict[str, float] = {}
         """Event loop time until which a suspect waits for a worker, by family."""
         self.changes = changes

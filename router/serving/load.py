@@ -19,9 +19,9 @@ step."""
 _BATCH = 64
 """Batch slots assumed until a worker has reported them."""
 _OUTPUT = 128.0
-"""Tokens per completion assumed until one has ended."""
+"""Generated tokens per completion, assumed until a completion has ended."""
 _MOST_WAIT_S = 3600.0
-"""Maximum predicted wait in seconds that is averaged: an infinite one would never decay."""
+"""Maximum predicted wait in seconds in the moving average: an infinite value would never decay."""
 
 
 class LoadReport(NamedTuple):
@@ -34,17 +34,20 @@ class LoadReport(NamedTuple):
     num_ready: float = 0.0
     """Number of ready workers."""
     work: float = 0.0
-    """Worker-seconds per second for the requests that have recently arrived at this gateway."""
+    """Worker-seconds per second that the requests which recently arrived at this gateway require.
+    """
     pending_s: float = 0.0
-    """Worker-seconds for the pending requests, which are not assigned to a worker yet."""
+    """Worker-seconds that the pending requests require, which are not assigned to a worker yet."""
     pending_kv: float = 0.0
-    """KV cache for the prompts of pending requests, in units of a worker's cache."""
+    """KV cache needed by the prompts of pending requests, in units of a worker's cache."""
     waiting_s: float = 0.0
-    """Worker-seconds for the requests waiting on workers, including other gateways' requests."""
+    """Worker-seconds that the requests waiting on workers require, including other gateways'
+    requests."""
     queue_delay_s: float = 0.0
     """Recent average of the predicted wait in seconds on the least busy worker."""
     kv: float = 0.0
-    """KV cache in use, and needed by prompts waiting on workers, in units of a worker's cache."""
+    """KV cache that is in use or needed by prompts waiting on workers, in units of a worker's
+    cache."""
     num_pending: float = 0.0
     """Number of requests that are not assigned to a worker yet."""
     num_active: float = 0.0
@@ -119,7 +122,7 @@ class LoadMeter:
         return prompt_s * factor, pace.costs.decode(places, context) / places * factor
 
     def _output(self) -> float:
-        """Mean tokens per completion."""
+        """Mean number of generated tokens per completion."""
         ended = self._stats.completion_tokens
         return ended.total / count if (count := sum(ended.counts)) else _OUTPUT
 

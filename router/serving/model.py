@@ -117,8 +117,8 @@ class ServedModel:
         return info.vocab_size if info is not None else self.tokenizer.vocab_size
 
     def sessions(self, limit: int) -> SessionList | None:
-        """Agent sessions of this gateway, at most `limit` of them listed; None if they never
-        wait."""
+        """Agent sessions of this gateway, at most `limit` of them listed; None if there is no
+        session gate."""
         entrance = self._placer.entrance
         return None if entrance is None else entrance.listing(limit)
 
@@ -161,7 +161,7 @@ class ServedModel:
         return ref
 
     def adapter_checks(self) -> list[CheckFolder]:
-        """Checks of a folder, one per ready worker."""
+        """Functions that check an adapter's folder, one per ready worker."""
         return [
             channel.check_adapter
             for worker_id, channel in self._channels.items()

@@ -22,15 +22,16 @@ from worker.protocol.messages import EngineInfo
 logger = logging.getLogger(__name__)
 
 ATTACH_S = 5.0
-"""Seconds that a request waits for workers that are connecting, which takes 0.1 s."""
+"""Seconds that a request waits for workers that are connecting; connecting takes 0.1 s."""
 MAX_WAITING = 4096
 """Maximum number of requests waiting for a worker at a time."""
 _MAX_RETRIES = 2
-"""Maximum number of other workers tried when a submit fails."""
+"""Maximum number of other workers that are tried when a submit fails."""
 FIRST_PAUSE_S = 0.1
 """Seconds between the first two attempts to resume a request; doubled with each attempt."""
 LAST_PAUSE_S = 2.0
-"""Maximum seconds between two attempts; a worker that becomes ready ends a pause."""
+"""Maximum seconds between two attempts to resume a request; a worker that becomes ready ends the
+pause early."""
 
 
 class Placer:
@@ -76,12 +77,12 @@ class Placer:
         self._pending: dict[str, None] = {}
         """Ids of new workers that have not reported yet."""
         self._vacant = route.on_demand
-        """Whether there are no workers and some are expected: the last has left, or workers are
-        started on demand."""
+        """Whether there are no workers although some are expected, because the last one has left,
+        or because workers are started on demand."""
         self._num_waiting = 0
         """Number of requests waiting for a worker."""
         self._num_ready = 0
-        """Number of snapshots after which some worker was ready."""
+        """Number of snapshots so far after which a worker was ready."""
         self._resuming: dict[asyncio.Task[None], None] = {}
         """Tasks that resume completions."""
         self._closed = False

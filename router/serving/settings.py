@@ -59,13 +59,13 @@ class SharedSettings:
         self._is_due = asyncio.Event()
 
     async def start(self) -> None:
-        """Reads the store, and applies changes of other gateways until `close`."""
+        """Reads the store, and applies other gateways' changes until `close`."""
         if self.store is not None:
             await self.read()
             self._follower = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
-        """Stops applying changes of other gateways."""
+        """Stops applying other gateways' changes."""
         if self._follower is not None:
             self._follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -90,7 +90,7 @@ class SharedSettings:
             self._apply(values)
 
     def read_soon(self) -> None:
-        """Wakes `start`, so that it reads the store immediately instead of after its interval."""
+        """Makes `start` read the store immediately instead of at its next interval."""
         self._is_due.set()
 
     async def refresh(self) -> None:
@@ -100,7 +100,7 @@ class SharedSettings:
             self._apply(await self.changed(self.store.read()))
 
     async def changed(self, change: Coroutine[Any, Any, T]) -> T:
-        """Waits for a call of the store that is part of a change. Raises ApiError (503) if it may
+        """Waits for a call to the store that is part of a change. Raises ApiError (503) if it may
         have failed."""
         try:
             async with asyncio.timeout(TIMEOUT_S):

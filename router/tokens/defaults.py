@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 APPLIED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of generation_config.json that become default sampling parameters, as in vLLM."""
 NEUTRAL = {"no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
-"""Fields that are not supported, with the value that has no effect."""
+"""Unsupported fields of generation_config.json, each with the value at which it has no effect."""
 DEFAULT_LENGTH = 131_072
 """Assumed context length if config.json omits it: the largest default of
 `max_position_embeddings` in transformers."""
@@ -40,8 +40,9 @@ def recommended_sampling(model: str, source: str) -> dict[str, Any]:
     Args:
         model: folder or Hub name of the checkpoint.
         source: `auto` for the checkpoint's generation_config.json, `vllm` for none, otherwise the
-            folder or Hub name of another one. Its EOS tokens then become stop tokens of all
-            requests; workers always end requests at the checkpoint's EOS tokens.
+            folder or Hub name of another generation_config.json. The EOS tokens in that file then
+            become stop tokens of all requests; workers always end requests at the checkpoint's EOS
+            tokens.
 
     Raises:
         ValueError: the source has no generation_config.json.
@@ -73,7 +74,7 @@ def read_chat_template(given: str) -> str:
 
 
 def assumed_limits(model: str) -> Limits:
-    """Upper bounds of lengths for all workers of a checkpoint, until workers report their own."""
+    """Upper bounds of the lengths that a checkpoint's workers support, used while none is ready."""
     config = read_json(checkpoint_folder(model) / "config.json")
     positions = config.get("max_position_embeddings")
     length = positions if isinstance(positions, int) else DEFAULT_LENGTH

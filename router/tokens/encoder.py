@@ -29,13 +29,13 @@ T = TypeVar("T")
 _PER_VALUE = 8
 """Characters that a template may write around a value: names, brackets, punctuation."""
 _SHORT = 1024
-"""Maximum characters or tokens of a prompt encoded on the event loop, in less than 0.5 ms. While
-the event loop is busy, a thread may wait 5 ms for the GIL."""
+"""Maximum characters or tokens of a prompt that is encoded on the event loop, which takes less than
+0.5 ms. While the event loop is busy, a thread may wait 5 ms for the GIL."""
 
 
 class TextPair(NamedTuple):
-    """Two texts that the tokenizer joins into one prompt, as in the training of checkpoints for
-    pairs."""
+    """Two texts that the tokenizer joins into one prompt, as in the training of checkpoints that
+    score pairs."""
 
     first: str
     second: str
@@ -57,7 +57,8 @@ Prompt = str | Sequence[int] | TextPair | TemplatedPair
 class PromptEncoder:
     """Encodes the prompts of one model for routing.
 
-    Methods take the `owner` of a prompt, the name of an API key: owners share the threads fairly.
+    Methods take the `owner` of a prompt, the name of an API key; the threads are shared fairly
+    between owners.
 
     Args:
         tokenizer: tokenizer of the model.
@@ -93,12 +94,12 @@ class PromptEncoder:
             chat: the chat.
             feasibility: checks the prompt's length.
             cache_salt: salt of the prefix cache.
-            tenant: tenant that the prefix cache belongs to; empty for none.
-            session: the client's conversation id; empty for none.
+            tenant: tenant that the prefix cache belongs to; empty if there is none.
+            session: the client's conversation id; empty if there is none.
             adapter: LoRA adapter; None for the base model.
             owner: name of the API key.
             num_bytes: size of the request's body in bytes.
-            last: maximum prompt tokens, the last of which are kept; None for no truncation.
+            last: maximum prompt tokens, the last of which are kept; None to disable truncation.
 
         Raises:
             ApiError: 429 if too much work is waiting; 400 if the template rejects the messages, or
@@ -136,7 +137,7 @@ class PromptEncoder:
 
         Args:
             add_special_tokens: whether to add the tokenizer's special tokens.
-            truncation: maximum length of prompts; None for no truncation.
+            truncation: maximum length of prompts; None to disable truncation.
 
         Raises:
             ApiError: 429 if too much work is waiting; 400 if a token id is outside the vocabulary,
@@ -322,8 +323,8 @@ class PromptEncoder:
             add_special_tokens: as for `prompts`.
             skip_special_tokens: whether special tokens among token ids are omitted from the text.
             with_offsets: whether to compute the text offsets of tokens.
-            is_whole: whether no completion follows, which could complete a character started by the
-                token ids.
+            is_whole: whether the text is complete. Otherwise a completion follows, which may
+                complete a character that the token ids have started.
 
         Raises:
             ApiError: 429 if too much work is waiting.
@@ -382,14 +383,14 @@ class PromptEncoder:
         return accept
 
     def _kinds(self) -> tuple[Limits, ...]:
-        """Limits of the ready workers: a copy, since threads read it."""
+        """Limits of the ready workers. Returns a copy, since other threads read it."""
         return tuple(self._fleet.limits) or (self._assumed,)
 
     def _blocks(
         self, cache_salt: str, tenant: str, session: str, adapter: AdapterRef | None
     ) -> Callable[[Sequence[int] | Tokens, int], PromptBlocks]:
-        """Creates a function that hashes the tokens of a prompt for all kinds of ready workers; its
-        second argument is the index of a pair's second text, or 0."""
+        """Creates a function that hashes the tokens of a prompt for all kinds of ready workers. The
+        function's second argument is the index of a pair's second text, or 0."""
         keys = self._fleet.block_keys()
 
         def blocks(token_ids: Sequence[int] | Tokens, second_text: int) -> PromptBlocks:
@@ -429,11 +430,11 @@ class ChatPrompt:
     messages: Sequence[Mapping[str, Any]]
     """Messages in the chat templates' form."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Tools in the chat templates' form; None if there is none."""
+    """Tools in the chat templates' form; None if there are none."""
     add_generation_prompt: bool = True
     """Whether the prompt ends with the start of an assistant message."""
     continues: bool = False
-    """Whether the prompt ends with the last message, which the model continues."""
+    """Whether the model continues the last message, with which the prompt ends."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Additional variables of the chat template."""
 
@@ -471,7 +472,8 @@ class ParityCheck:
         self._known: dict[tuple[int, str], TokenizerFingerprint] = {}
 
     def __call__(self, info: EngineInfo) -> str | None:
-        """The difference; None if there is none, or the worker has no tokenizer."""
+        """How the worker's tokenizer differs from this gateway's; None if it does not, or if the
+        worker has none."""
         if self._tokenizer.vocab_size > info.vocab_size and info.tokenizer:
             return (
                 f"the model has {info.vocab_size} tokens, but --tokenizer {info.tokenizer} has "
@@ -536,7 +538,8 @@ def _encoded(
 def _templated(
     tokenizer: Tokenizer, pair: TemplatedPair, truncation: Truncation | None
 ) -> list[int]:
-    """Tokens of a templated pair, such as Qwen3-Reranker's: everything after the document is kept.
+    """Tokens of a templated pair, such as Qwen3-Reranker's. Only the document is truncated, so all
+    text after it is kept.
 
     Raises:
         ValueError: truncation leaves no room for the document, or is on the left.

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from worker.protocol.text.tokenizer import SHORT_TEXT, Tokenizer
 
 _MAX_BYTES = 32 << 20
-"""Maximum bytes of texts and tokens: two bytes per character for long pieces with four characters
-per token."""
+"""Maximum bytes of cached texts and tokens. Long pieces with four characters per token take two
+bytes per character."""
 _ENTRY_BYTES = 170
 """Overhead of an entry in bytes, besides its two strings and its tokens, in CPython: a tuple (72
 with its GC header), and a slot of a dictionary that is a third full (32 / 0.33)."""
@@ -88,5 +88,5 @@ class PieceMemo:
 
 
 def _size(key: tuple[str, str], tokens: bytes) -> int:
-    """Bytes of an entry, including its scope, which other entries may share."""
+    """Bytes of an entry, including its scope, although other entries may share the scope."""
     return _ENTRY_BYTES + sum(map(sys.getsizeof, (*key, tokens)))

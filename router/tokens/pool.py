@@ -16,18 +16,17 @@ from router.errors import overloaded
 T = TypeVar("T")
 
 LONG = 1 << 18
-"""Minimum characters of work that counts as long: 0.1 s of tokenization."""
+"""Minimum characters of work that counts as long; they take 0.1 s to tokenize."""
 SMALL_BODY = 1 << 18
 """Maximum bytes of a body decoded and validated on the event loop: at most 40 ms of CPU time for
 any body of tests/router/test_linear_time.py on two busy cores; 1 MiB took up to 120 ms."""
 MAX_WAITING = 1 << 27
-"""Maximum characters of work waiting for a thread, and half as many per owner: four bodies of the
-largest size, or most of a minute of a thread."""
+"""Maximum characters of work waiting for a thread, of which each owner may have half: four bodies
+of the largest size, or most of a minute of a thread."""
 RATE = 2_500_000
 """Characters per second and thread: tokenizing a prompt of 33 MB took 13 s."""
 LEAST = 1024
-"""Minimum size, in characters, at which a task is counted, which also bounds the number of waiting
-tasks."""
+"""Minimum characters that a task counts as, which also bounds the number of waiting tasks."""
 
 
 @dataclass(order=True, slots=True)
@@ -46,8 +45,8 @@ class _Waiting:
 class WorkPool:
     """Runs work in threads by start-time fair queueing over owners (Goyal, Vin and Cheng 1996).
 
-    There is a queue for short work and one for long work, which always leaves a thread for the
-    former. Within a queue, service is shared as if owners took turns character by character; an
+    There is a queue for short work and one for long work; long work always leaves one thread for
+    short work. Within a queue, service is shared as if owners took turns character by character; an
     owner's work is run in order. Must be used on one event loop.
 
     Args:
@@ -66,7 +65,7 @@ class WorkPool:
         self._clock = 0.0
         """Virtual time: the greatest start tag of started work."""
         self._ends: dict[str, float] = {}
-        """Finish tag of an owner's last waiting work, by owner."""
+        """Finish tag of the last waiting work, by owner."""
         self._held: dict[str, int] = {}
         """Characters of waiting work, by owner."""
 
@@ -76,7 +75,7 @@ class WorkPool:
         Args:
             work: the work.
             size: size of the work in characters or tokens.
-            owner: name of the API key; empty for none.
+            owner: name of the API key; empty if there is none.
 
         Raises:
             ApiError: 429 if too much work is waiting.
@@ -128,7 +127,7 @@ class WorkPool:
         )
 
     def _next(self) -> None:
-        """Starts waiting work while threads are free."""
+        """Starts waiting work for which threads are free."""
         for is_long in (False, True):
             queue = self._queues[is_long]
             while queue and sum(self._running.values()) < self._num_threads:

@@ -28,12 +28,12 @@ NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
     "structured_outputs": "output_config.format",
 }
-"""This API's names for the ChatRequest fields that it names differently."""
+"""Anthropic's field names by ChatRequest field, for fields whose names differ."""
 BILLING = "x-anthropic-billing-header"
 """Prefix of a text that Anthropic's clients put before the system prompt. It is dropped because it
 differs per request, which would defeat the prefix cache."""
 BUDGETS: Sequence[tuple[int, Effort]] = ((1024, "low"), (2048, "medium"))
-"""Maximum `budget_tokens` of each reasoning effort; more tokens mean high effort."""
+"""Maximum `budget_tokens` for each reasoning effort; larger budgets mean high effort."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -96,7 +96,7 @@ def prompt_of(body: CountTokensRequest, ignored: Ignored) -> ChatRequest:
 
 
 def _effort(body: CountTokensRequest) -> Effort | None:
-    """The reasoning effort; None for the chat template's default."""
+    """The reasoning effort; None to use the chat template's default."""
     thinking, output = body.thinking, body.output_config
     if thinking is not None and thinking.type == "disabled":
         return "none"
@@ -142,7 +142,8 @@ def _check_edits(body: CountTokensRequest, ignored: Ignored) -> None:
 def _tools(
     body: CountTokensRequest, ignored: Ignored
 ) -> tuple[list[dict[str, Any]] | None, list[str]]:
-    """The client's tools in the form of chats, and the names of those that only Anthropic runs."""
+    """The client's tools in the format of chat completions, and the names of tools that only
+    Anthropic's servers run."""
     if body.tools is None:
         return None, []
     tools: list[dict[str, Any]] = []
@@ -176,7 +177,7 @@ def _tool(index: int, given: Mapping[str, Any], ignored: Ignored) -> dict[str, A
 
 
 def _system(system: str | Sequence[Mapping[str, Any]] | None, note: str) -> list[dict[str, Any]]:
-    """The system message as a list; empty if there is none. A non-empty `note` is appended."""
+    """A list with the system message; empty if there is none. A non-empty `note` is appended."""
     if isinstance(system, str):
         texts = [system]
     else:
@@ -188,7 +189,7 @@ def _system(system: str | Sequence[Mapping[str, Any]] | None, note: str) -> list
 
 
 def _messages(index: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The chat messages of one message; tool results come first, as separate messages."""
+    """Converts one Anthropic message to chat messages: first each tool result, then the rest."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise bad_request(f"messages[{index}].role must be user, assistant or system", "messages")
@@ -253,7 +254,7 @@ def _result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(where: str, place: int, block: Any) -> str:
-    """The text of a block; a note for blocks without text. Raises ApiError (400) if malformed."""
+    """The text of a block, or a note if it has none. Raises ApiError (400) if it is malformed."""
     kind, where = _kind(block), f"{where}[{place}]"
     if not isinstance(kind, str):
         raise wrong_at(f"{where}.type", "must be a string")
@@ -274,7 +275,7 @@ def _text(where: str, place: int, block: Any) -> str:
 
 
 def _document(where: str, block: Mapping[str, Any], source: Mapping[str, Any]) -> str | None:
-    """The text of a document with its title; None for PDFs and files."""
+    """The text of a document, preceded by its title; None for PDFs and files."""
     data = source.get("data") if source.get("type") == "text" else None
     if source.get("type") == "content":
         content = source.get("content")
@@ -315,6 +316,6 @@ def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _budget(body: CountTokensRequest) -> int | None:
-    """Maximum tokens of reasoning; None for no maximum."""
+    """Maximum number of reasoning tokens; None if there is no maximum."""
     thinking = body.thinking
     return None if thinking is None or thinking.type != "enabled" else thinking.budget_tokens

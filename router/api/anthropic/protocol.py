@@ -74,7 +74,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_control: dict[str, Any] | None = None
     """Ignored: all prompts are cached."""
     defer_loading: bool | None = None
-    """Ignored: the prompt has all tools."""
+    """Ignored: the prompt always includes all tools."""
     eager_input_streaming: bool | None = None
     """Ignored: arguments are always streamed."""
     allowed_callers: list[Literal["direct"]] | None = None
@@ -106,8 +106,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
     top_k: int | None = None
     metadata: Metadata | None = None
     seed: int | None = None
-    """Sampling seed; like the fields below, which are ChatRequest's, it is not in Anthropic's API.
-    """
+    """Sampling seed. This field and the next ones are not in Anthropic's API; see ChatRequest."""
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
@@ -125,7 +124,7 @@ SERVER_TOOLS = (
 )
 """Prefixes of the types of tools that Anthropic's servers run."""
 CLIENT_TOOLS = ("bash_", "computer_", "memory_", "text_editor_")
-"""Prefixes of the types of tools that clients run, with schemas built into Anthropic's
+"""Prefixes of the types of tools that clients run and whose schemas are built into Anthropic's
 models."""
 _OF_SERVER = UnsupportedField(([],), "only tools that the client runs are supported: use tools")
 

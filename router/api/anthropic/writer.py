@@ -38,7 +38,7 @@ class AnthropicWriter(BlockWriter):
         """Tool call ids by block index."""
 
     def begun(self) -> bytes:
-        """The events message_start, with a message without content, and ping."""
+        """The event message_start, whose message has no content yet, and the event ping."""
         usage = {**self._usage(), "output_tokens": 0}
         message = {**self._message([], None, None), "usage": usage}
         return event("message_start", message=message) + event("ping")
@@ -58,8 +58,8 @@ class AnthropicWriter(BlockWriter):
         return _DELTA % (_START, block.index, _ADDED[block.kind], encode(text))
 
     def closed(self, block: Block) -> bytes:
-        """The event content_block_stop. For reasoning, the signature precedes it, which is the
-        message's id."""
+        """The event content_block_stop. A reasoning block ends with a signature delta before it;
+        the signature is the message's id."""
         signed = b""
         if block.kind == "thought":
             delta = {"type": "signature_delta", "signature": self.response_id}

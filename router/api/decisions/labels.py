@@ -16,7 +16,7 @@ from router.serving import ServedModel
 from router.tokens.encoder import ChatPrompt
 
 NOT_IMPLEMENTED = 501
-"""Status for models that cannot answer with a label, as in vLLM."""
+"""HTTP status for models that cannot answer with a label, as in vLLM."""
 _MAX_TEXT = 1 << 14
 """Maximum characters that the chat template may add to a short message after its last special
 token. This text is tokenized once per label."""

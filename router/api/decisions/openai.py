@@ -27,7 +27,8 @@ def state_of(given: str | list[InputMessage]) -> str:
 
 
 def question_of(given: Predicate | Choice | Score) -> Question:
-    """The question as the model reads it. Raises ApiError (400) if choices are not distinct."""
+    """Converts a question to the form in which the model reads it. Raises ApiError (400) if choices
+    are not distinct."""
     instructions = _text(given.instructions)
     if isinstance(given, Predicate):
         return Question(instructions, [Option("true"), Option("false")])
@@ -44,7 +45,7 @@ def question_of(given: Predicate | Choice | Score) -> Question:
 
 
 def answer(given: Predicate | Choice | Score, reading: Reading) -> dict[str, Any]:
-    """The answer to a question."""
+    """The answer to a question, in the format of /v1/decisions."""
     if isinstance(given, Predicate):
         probability = reading.probabilities[0]
         return {"type": "predicate", "name": given.name, "probability": probability}

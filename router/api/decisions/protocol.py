@@ -25,13 +25,13 @@ KNOWN = KnownFields(
 
 MAX_QUESTIONS = 64
 MAX_CHOICES = 26
-"""Maximum options of a choice, which are labeled A to Z."""
+"""Maximum number of options of a choice, which are labeled A to Z."""
 MAX_LEVELS = 10
-"""Maximum levels of a score; those of /v1/systemone are labeled 0 to 9."""
+"""Maximum number of levels of a score; those of /v1/systemone are labeled 0 to 9."""
 
 
 class AskRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """Fields of both routes. None means the default."""
+    """Fields that both routes have. None means the default."""
 
     model: str | None = None
     user: str | None = None

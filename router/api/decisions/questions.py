@@ -28,8 +28,8 @@ class Question:
     labels: Sequence[str] = LETTERS
     """Labels of the options; the first ones are used if there are fewer options than labels."""
     aliases: Sequence[str] = ()
-    """Alternative spellings of the labels; those that are single tokens count as the label. Empty
-    if there are none."""
+    """Other spellings of the labels, in the same order; a spelling that is a single token counts as
+    its label. Empty if there are none."""
     reply: str = "the letter of one option"
     """Form of the reply, as described to the model."""
 

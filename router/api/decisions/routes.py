@@ -71,7 +71,8 @@ class DecisionRoutes:
         self._completions = completions
 
     async def decide(self, request: Request) -> GenerationResponse:
-        """POST /v1/decisions. Raises ApiError."""
+        """POST /v1/decisions: answers questions about an input, as in OpenAI's API. Raises
+        ApiError."""
 
         def questions(body: DecisionRequest) -> tuple[str, Sequence[Question]]:
             return openai.state_of(body.input), [*map(openai.question_of, body.questions)]
@@ -86,7 +87,8 @@ class DecisionRoutes:
         return await self._respond(request, asked, body, {"prompt": "input"})
 
     async def systemone(self, request: Request) -> GenerationResponse:
-        """POST /v1/systemone. Raises ApiError."""
+        """POST /v1/systemone: answers questions about a state, as in TypeSafe's API. Raises
+        ApiError."""
 
         def questions(body: SystemOneRequest) -> tuple[str, Sequence[Question]]:
             asked = [systemone.question_of(name, one) for name, one in body.questions.items()]
@@ -270,5 +272,5 @@ class DecisionRoutes:
 
 
 def _asking(question: Question, state: str, make_chat: Callable[[str], ChatPrompt]) -> ChatPrompt:
-    """The chat for a question."""
+    """A chat with a question to the model."""
     return make_chat(question.after(state))

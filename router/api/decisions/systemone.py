@@ -17,7 +17,7 @@ def state_of(given: Any) -> str:
 
 
 def question_of(name: str, given: SystemOneQuestion) -> Question:
-    """The question as the model reads it.
+    """Converts a question to the form in which the model reads it.
 
     Raises:
         ApiError: 400 for an empty id, or criteria that do not fit the type.
@@ -49,7 +49,7 @@ def question_of(name: str, given: SystemOneQuestion) -> Question:
 
 
 def answer(given: SystemOneQuestion, reading: Reading) -> dict[str, Any]:
-    """The answer to a question."""
+    """The answer to a question, in the format of /v1/systemone."""
     values, chosen = reading.probabilities, dict[str, Any]()
     criteria = given.criteria or ()
     if given.type == "noul":

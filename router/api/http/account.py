@@ -48,7 +48,7 @@ class Account:
         self.model = ""
         """Name of the requested model; empty until it is known."""
         self.adapter = ""
-        """Name of the requested LoRA adapter; empty for none."""
+        """Name of the requested LoRA adapter; empty if there is none."""
         self.is_held = False
         """Whether the request continues in the background after its response; the request ends when
         both have ended."""
@@ -73,8 +73,8 @@ class Account:
             await self.use.begin_request()
 
     def end_request(self) -> None:
-        """Ends the request with respect to the key's limits; a background request ends at the
-        second call."""
+        """Stops counting the request as open for the key's limits. A request that continues in the
+        background needs two calls: one for each end."""
         if self.is_held:
             self.is_held = False
         elif self.use is not None:
@@ -157,9 +157,10 @@ class Account:
         return requested
 
     def tenant(self, user: str | None, by: Tenancy) -> str:
-        """Name of the request's tenant; empty for none.
+        """Name of the request's tenant; empty if tenants are not distinguished.
 
-        It is the key's name or a digest, since keys must not reach workers and logs.
+        It is the key's name, or a digest of the key's name and `user`: the name must not reveal a
+        key or user, since it reaches workers and logs.
 
         Args:
             user: `user` of the request; a session id in it is ignored.

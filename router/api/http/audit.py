@@ -21,7 +21,7 @@ QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
 MAX_BYTES = 256 * 2**20
 """Maximum bytes of the log file, and of the previous one: about a million requests."""
 MAX_PATH = 200
-"""Maximum characters of a path to log, since clients choose the paths."""
+"""Maximum characters of a logged path; longer paths, which clients may send, are cut off."""
 
 
 class AuditLog:

@@ -36,7 +36,8 @@ class BodyLimits:
     """Bytes per window. The default of 6.4 KiB/s matches HAProxy, which times out after 10 s for a
     buffer of 64 KiB."""
     total_s: float = 300.0
-    """Seconds within which the entire body must arrive: 0.9 Mbit/s for the largest."""
+    """Seconds within which the entire body must arrive; a body of the maximum size therefore needs
+    0.9 Mbit/s."""
     bytes_in_flight: int = 512 * 2**20
     """Maximum bytes of all bodies being received or tokenized."""
 
@@ -54,7 +55,7 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytearray]:
-        """Receives and decompresses a body; it counts as in flight until the block exits.
+        """Receives and decompresses a body, which counts as in flight until the `with` block exits.
 
         Raises:
             ApiError: 413 as soon as the body exceeds the limit; 408 if it arrives too slowly; 503

@@ -29,12 +29,12 @@ class StreamLimits:
     total_unread_bytes: int = 64 * 2**20
     """Maximum unread bytes of all blocked streams; above it, the largest ones are aborted."""
     period_s: float = 1.0
-    """Seconds between checks."""
+    """Seconds between checks for clients that read too slowly."""
     accepted_ping_s: float = 1.0
-    """Seconds without output, after a worker has accepted the request, until the head of the stream
-    is sent with a first ping. Errors before that have their own HTTP status."""
+    """Seconds without output, counted from when a worker accepts the request, after which the head
+    of the stream and a first ping are sent. Errors before that still set the HTTP status."""
     unplaced_ping_s: float = 6.0
-    """Like `accepted_ping_s`, for requests that wait for a worker; more than the 5 s after which a
+    """Like `accepted_ping_s`, for requests that wait for a worker. Exceeds the 5 s after which a
     request is rejected if no worker becomes ready (router.serving.placing.ATTACH_S)."""
     ping_s: float = 10.0
     """Seconds of silence between pings. Some versions of Claude Code give up after 15 s without an
@@ -51,7 +51,7 @@ class ClientStreams:
 
     @asynccontextmanager
     async def watched(self, send: Send, generation: Generation) -> AsyncIterator[ClientStream]:
-        """Watches a client while in the block, which is cancelled if the client reads too slowly.
+        """Context manager that cancels its block if the client reads too slowly.
 
         The caller closes the generation.
 
@@ -109,9 +109,9 @@ class ClientStream:
 
     def __init__(self, send: Send, generation: Generation, timeout: asyncio.Timeout) -> None:
         self.begun: Message | None = None
-        """The last message whose sending has started."""
+        """The last message that was passed to the server."""
         self.done: Message | None = None
-        """The last message accepted by the server."""
+        """The last message that the server has accepted."""
         self.blocked_at = math.inf
         """Event loop time at which `is_blocked` first saw the message that is waiting."""
         self._seen: Message | None = None

@@ -51,7 +51,7 @@ class AnswerCounter:
             raise
 
     def _route(self, scope: Scope) -> str:
-        """Template of the route that matches the path, for any method; OTHER for none."""
+        """Template of the route that matches the path, for any method; OTHER if no route does."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in self._plain:
             return str(path)

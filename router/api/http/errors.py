@@ -22,7 +22,7 @@ async def send_error(
     Args:
         send: ASGI's send.
         error: the error.
-        request_id: id of the request; empty for none.
+        request_id: id of the request; empty if there is none.
         headers: additional headers.
         path: path of the request; its API determines the format of the body.
     """

@@ -23,6 +23,6 @@ class PartsApp(Starlette):
     """Puts the `send` for parts of responses into the scope of each request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Forwards a request, with the `send` for parts in its scope."""
         scope[SEND_PART] = server_send.get() or send
         await super().__call__(scope, receive, send)

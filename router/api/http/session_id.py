@@ -28,15 +28,16 @@ _IN_USER = "_session_"
 def session_id(
     headers: Mapping[str, str], user: str | None, prompt_cache_key: str | None, owner: str = ""
 ) -> str:
-    """The client's id of the conversation; empty for none.
+    """The client's id of the conversation; empty if it sends none.
 
-    The first of X-Claude-Code-Session-Id, the session in `user`, HEADERS, and `prompt_cache_key`.
+    Sources, in order of precedence: X-Claude-Code-Session-Id, the session in `user`, HEADERS, and
+    `prompt_cache_key`.
 
     Args:
         headers: headers of the request, with case-insensitive or lower-case names.
-        user: `user` of the body, Anthropic's `metadata.user_id`.
+        user: `user` of the body, or `metadata.user_id` in Anthropic's API.
         prompt_cache_key: the body's field of this name.
-        owner: name of the API key: ids of different keys are different sessions.
+        owner: name of the API key: the same id under two keys means two sessions.
     """
     found = headers.get(CLAUDE_CODE) or _user_parts(user or "")[1]
     if not found:

@@ -11,7 +11,8 @@ import msgspec
 SLICE_ROWS = 64
 """Items of Rows encoded at a time: 3 ms for tokens with 21 log-probabilities each."""
 SLICE_BYTES = 1 << 18
-"""Bytes of a response that are sent as soon as they are encoded."""
+"""Minimum number of encoded bytes at which a part of a response is sent, before the rest is
+encoded."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -43,7 +44,7 @@ class Rows:
 
     Args:
         items: the items, in order.
-        first: encoded items before them.
+        first: already encoded items that precede `items`.
     """
 
     __slots__ = ("first", "items")

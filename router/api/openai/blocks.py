@@ -18,7 +18,7 @@ from router.serving import Completion, Generation
 from worker.protocol.text.tokenizer import Tokenizer
 
 PLAIN = OutputParsing(dialect=Dialect(), use=ToolUse(), is_thinking=False)
-"""Parsing of plain text."""
+"""Output parsing that treats all output as text."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class BlockWriter(ABC):
         return b""
 
     def ping(self) -> bytes:
-        """No-op events that keep a stream alive; the first ones begin the response."""
+        """No-op events that keep a stream alive; the events of `begun` if none have been sent."""
         if self.is_begun:
             return self.idle()
         self.is_begun = True

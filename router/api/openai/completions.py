@@ -69,7 +69,7 @@ class CheckedParams:
 
     model: ServedModel
     feasibility: Feasibility
-    """Sampling parameters and their check against the workers' limits."""
+    """Sampling parameters, and the check of the request against the workers' limits."""
     cache_salt: str
     priority: int
     """Scheduling priority, within what the API key allows."""
@@ -110,7 +110,7 @@ class CompletionRoutes:
         self._streams = streams
 
     async def chat(self, request: Request) -> Response:
-        """POST /v1/chat/completions. Raises ApiError."""
+        """POST /v1/chat/completions: generates answers to a chat. Raises ApiError."""
         ignored = ignored_parts(self._gateway, request, "chat")
         async with self._bodies.read(request) as payload:
             chat = await self.prepare(
@@ -136,7 +136,7 @@ class CompletionRoutes:
         return await self.respond(request, chat, _writer(kind, ChatWriter.prefix, chat, extras))
 
     async def complete(self, request: Request) -> Response:
-        """POST /v1/completions. Raises ApiError."""
+        """POST /v1/completions: generates continuations of prompts. Raises ApiError."""
         async with self._bodies.read(request) as payload:
             return await self._complete(request, payload)
 
@@ -298,7 +298,7 @@ class CompletionRoutes:
             model: the requested model.
             account: the account of the request.
             max_tokens: maximum tokens per completion; None for up to the model's context length.
-            logprobs: number of top tokens to return per token; None for no log-probabilities.
+            logprobs: number of top tokens to return per token; None to omit log-probabilities.
             num_prompts: number of prompts.
             echo: whether prompts are echoed.
             form: structured output required by tools; None if there is none.
@@ -462,7 +462,7 @@ def _parsing(
         model: the model.
         use: use of tools.
         prompt: the encoded prompt.
-        begun: the assistant message that the model continues; empty for none.
+        begun: the assistant message that the model continues; empty if there is none.
     """
     dialect = model.dialect
     thoughts, is_thinking = dialect.thoughts, False
@@ -499,13 +499,13 @@ def _thinking(
 ) -> CheckedParams:
     """Adds sampling parameters required by the model's reasoning dialect.
 
-    For structured output or a budget, adds the tokens that delimit reasoning; for free text, the
-    dialect's stop tokens.
+    Structured output and reasoning budgets require the tokens that delimit reasoning; free text
+    requires the dialect's stop tokens.
 
     Args:
         checked: the parameters.
         parsing: how reasoning is parsed; None if it is not.
-        budget: maximum tokens of reasoning; None for no maximum.
+        budget: maximum number of reasoning tokens; None if there is no maximum.
     """
     sampling = checked.feasibility.sampling
     if parsing is None or parsing.dialect.thoughts is None:

@@ -24,7 +24,7 @@ class EchoedPrompt:
     """The `logprobs` of an echoed prompt, shared by all of its choices."""
 
     columns: Mapping[str, SharedItems]
-    """Encoded arrays by field name."""
+    """Encoded arrays of `logprobs`, by field name."""
 
 
 class LogprobFormat(ABC):
@@ -161,7 +161,7 @@ def _prompt_entry(tokenizer: Tokenizer, scored: TokenLogprobs) -> dict[str, Any]
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """The text of a single token; incomplete UTF-8 is U+FFFD."""
+    """The text of a single token; incomplete UTF-8 becomes U+FFFD."""
     return tokenizer.token_bytes(token_id).decode(errors="replace")
 
 

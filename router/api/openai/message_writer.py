@@ -15,7 +15,7 @@ from router.serving import Completion, Generation
 class MessageWriter(ChatWriter):
     """Writes chat.completion and its chunks for reasoning models and chats with tools.
 
-    Messages and stream chunks are made from the same pieces.
+    Complete messages and stream chunks are made from the same pieces of parsed output.
 
     Args:
         generation: the completions to write.
@@ -29,7 +29,7 @@ class MessageWriter(ChatWriter):
         super().__init__(generation, **options)  # calls `usage`, which needs the parsers
 
     def _plain_text(self, completion: Completion, text: str) -> str | None:
-        """The content of the text if it has neither reasoning nor calls; otherwise None."""
+        """The content of a text without reasoning and calls; None if it may contain either."""
         return self._parsers[completion.spec.index].content_of(text)
 
     def _full_chunk(

@@ -34,7 +34,7 @@ OMITTED_NAMES = {
     "input_image": "image",
     "video_url": "video",
 }
-"""Names of content that is not text, by the type of its part."""
+"""Names of omitted content in the note that replaces it, by the type of the content part."""
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _TYPE = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -162,8 +162,8 @@ def _call(index: int, place: int, call: Any) -> dict[str, Any]:
 
 
 class _Arguments(dict[str, Any]):
-    """Arguments of a call. Templates that print them or append them to a text (such as those of
-    InternLM, Apertus and Phi-4-mini) get JSON."""
+    """Arguments of a call, written as JSON by templates that print them or append them to a text
+    (such as those of InternLM, Apertus and Phi-4-mini)."""
 
     def __str__(self) -> str:
         return json.dumps(self, ensure_ascii=False)
@@ -221,7 +221,7 @@ def _shorten_ids(messages: Sequence[dict[str, Any]]) -> None:
 
 
 def _index_ids(messages: Sequence[dict[str, Any]]) -> None:
-    """Replaces call ids with `functions.NAME:INDEX`, with the call's index in the chat."""
+    """Replaces call ids with `functions.NAME:INDEX`; INDEX counts the calls of the chat."""
     made: dict[str, str] = {}
     num_calls = 0
     for message in messages:
@@ -307,7 +307,8 @@ def _thought_before(message: Mapping[str, Any], names: Sequence[str]) -> dict[st
 
 
 def _short_id(call_id: str) -> str:
-    """A call id of nine letters and digits; ids that have this form are kept."""
+    """A call id of nine letters and digits: the given one if it has this form, otherwise a hash of
+    it."""
     if _SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]

@@ -30,8 +30,9 @@ from worker.protocol.text.chat_template import ChatTemplate
 MAX_COMPLETIONS = 2048
 """Maximum completions of a request: prompts times n."""
 MAX_ENTRIES = 2**20
-"""Maximum number of texts and tokens in a request's parameters, times its completions, since the
-engine copies some of them per completion. A million entries take 0.1 s and 50 MB."""
+"""Maximum number of texts and tokens in a request's parameters, multiplied by its number of
+completions, since the engine copies some of them per completion. A million entries take 0.1 s and
+50 MB."""
 MAX_STOP_CHARACTERS = 8192
 """Maximum total characters of all stop strings, which are searched for in each choice's text. Also
 the maximum total characters of all bad words."""
@@ -78,7 +79,7 @@ def sampling_params(
         names: the client's field names where they differ (see `client_names`).
         vocab_size: size of the vocabulary in tokens.
         max_tokens: maximum tokens per completion; None for up to the model's context length.
-        logprobs: number of top tokens to return per token; None for no log-probabilities.
+        logprobs: number of top tokens to return per token; None to omit log-probabilities.
         prompt_logprobs: the same for the prompt.
         form: structured output required by tools, replacing the request's; None if there is none.
 
@@ -127,12 +128,12 @@ def chat_max_tokens(request: ChatRequest) -> int | None:
 
 
 def completion_max_tokens(request: CompletionRequest) -> int:
-    """Maximum tokens of a completion of /v1/completions."""
+    """Maximum tokens per completion of a request to /v1/completions."""
     return DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
 
 
 def chat_logprobs(request: ChatRequest) -> int | None:
-    """Number of top tokens to return per token; None for no log-probabilities.
+    """Number of top tokens to return per token; None to omit log-probabilities.
 
     Raises:
         ApiError: 400 for top_logprobs without logprobs.
@@ -145,7 +146,7 @@ def chat_logprobs(request: ChatRequest) -> int | None:
 
 
 def prompt_logprobs(request: CommonRequest) -> int | None:
-    """Number of top tokens to return per prompt token; None for no log-probabilities.
+    """Number of top tokens to return per prompt token; None to omit log-probabilities.
 
     Raises:
         ApiError: 400 for streams, whose chunks have no field for them.
@@ -253,7 +254,7 @@ def shows_reasoning(request: ChatRequest) -> bool:
 
 
 def _reasoning(request: ChatRequest) -> tuple[Effort | None, bool | None]:
-    """The effort, and whether the model reasons; None for the template's default of each."""
+    """The effort, and whether the model reasons; each is None to use the template's default."""
     options = request.reasoning or ReasoningOptions()
     effort = request.reasoning_effort or options.effort
     thinking = request.thinking

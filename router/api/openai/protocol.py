@@ -59,7 +59,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ReasoningOptions(msgspec.Struct, frozen=True):
     """`reasoning` of a chat, as in OpenRouter's API: ignored if the chat template does not support
-    reasoning. Its other fields, such as a maximum of tokens, are ignored."""
+    reasoning. Its other fields, such as a maximum number of tokens, are ignored."""
 
     effort: Effort | None = None
     enabled: bool | None = None
@@ -70,8 +70,8 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
 class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     """Fields of both completion routes. None means the default, since many clients send null.
 
-    Fields of SamplingParams have the same names, and their ranges are checked there; limits checked
-    here are the gateway's.
+    Fields with the names of SamplingParams fields are checked there; only the gateway's own limits
+    are checked here.
     """
 
     model: str | None = None
@@ -129,7 +129,7 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     continue_final_message: bool | None = False
     """Whether the model continues the last message instead of answering it."""
     documents: list[dict[str, Any]] | None = None
-    """Documents for the chat template."""
+    """Documents that the chat template may include in the prompt."""
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Effort | None = None
     """Reasoning effort, if the chat template supports it."""
@@ -137,11 +137,13 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     enable_thinking: bool | None = None
     """Whether the model reasons, as in Qwen's API; ignored if the template does not support it."""
     thinking: bool | dict[str, Any] | None = None
-    """`enable_thinking` as in the APIs of DeepSeek, Z.ai and Moonshot: `{"type": "enabled"}`."""
+    """Alternative to `enable_thinking`, as in the APIs of DeepSeek, Z.ai and Moonshot:
+    `{"type": "enabled"}`."""
     include_reasoning: bool | None = True
     """Whether responses include the reasoning."""
     thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
-    """Maximum reasoning tokens, after which reasoning is ended; None for no maximum."""
+    """Maximum number of reasoning tokens, after which reasoning is ended; None if there is no
+    maximum."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -170,7 +172,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
     continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = False
-    """Whether the response also has the token strings of the vocabulary."""
+    """Whether the response also includes each token as its string in the vocabulary."""
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -186,11 +188,11 @@ class LoadAdapterRequest(msgspec.Struct, kw_only=True, frozen=True):
     lora_name: Annotated[str, msgspec.Meta(min_length=1)]
     """Model name of requests that use the adapter."""
     lora_path: Annotated[str, msgspec.Meta(min_length=1)]
-    """Folder on the workers' nodes."""
+    """Folder with the adapter on the workers' nodes."""
     load_inplace: bool = False
     """Whether to replace a loaded adapter of this name."""
     model: str | None = None
-    """Base model, if several models have adapters."""
+    """Base model; required only if several models have adapters."""
 
 
 class UnloadAdapterRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -200,7 +202,7 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True, frozen=True):
     lora_int_id: int | None = None
     """Ignored: adapters are identified by name."""
     model: str | None = None
-    """Base model, if several models have adapters."""
+    """Base model; required only if several models have adapters."""
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -293,7 +295,7 @@ def _explain(
 
 
 def _wrong_keys(value: Mapping[str, Any], kind: Any) -> str:
-    """The first keys of an object that cannot be converted, which msgspec does not name."""
+    """The first invalid keys of an object, which msgspec's error does not name."""
     wrong = []
     for key, entry in islice(value.items(), MAX_LOGIT_BIASES):
         try:

@@ -68,7 +68,7 @@ class GenerationResponse(Response):
         self._has_head = False
         """Whether the head of the stream has been sent."""
         self._is_flushed = False
-        """Whether output of the stream has been sent."""
+        """Whether the first output of the stream has been sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the generation until it ends or the client disconnects."""
@@ -118,7 +118,7 @@ class GenerationResponse(Response):
         return self._writer
 
     def _log(self, problem: str | None) -> None:
-        """Logs a line per request."""
+        """Logs the outcome and the token counts of the request in one line."""
         generation = self._generation
         level = logging.WARNING if problem else logging.INFO
         if not logger.isEnabledFor(level):

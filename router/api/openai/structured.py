@@ -19,7 +19,7 @@ _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 def structured_outputs(
     response_format: dict[str, Any] | None, extra: dict[str, Any] | None
 ) -> StructuredOutputsParams | None:
-    """The structured outputs that a body requests; None if there is none.
+    """The structured outputs that a body requests; None if it requests none.
 
     Args:
         response_format: OpenAI's field.

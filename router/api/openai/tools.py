@@ -1,4 +1,5 @@
-"""ToolUse: functions that a chat's model may or must call. OutputParsing: parsing of its output."""
+"""ToolUse: functions that the model of a chat may or must call. OutputParsing: how its output is
+parsed."""
 
 from __future__ import annotations
 
@@ -38,10 +39,10 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolUse:
-    """Use of tools in one chat."""
+    """Tools that the model may or must call in one chat, and the format of its calls."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Tools passed to the chat template; None if there is none."""
+    """Tools passed to the chat template; None if there are none."""
     format: ToolFormat | None = None
     """Format in which the model writes calls; None if it may not call anything."""
     properties: Properties = field(default_factory=dict)
@@ -51,7 +52,7 @@ class ToolUse:
     is_forced: bool = False
     """Whether `form` allows only calls."""
     is_named: bool = False
-    """Whether the client named the function: the finish reason is then not tool_calls."""
+    """Whether the client named the function to call; the finish reason is then not tool_calls."""
     single_call: bool = False
     """Whether the model may make only one call."""
 
@@ -64,7 +65,8 @@ class OutputParsing:
     """Format of reasoning and tool calls."""
     use: ToolUse
     is_thinking: bool
-    """Whether the prompt ends within reasoning (for harmony: at the start of a header)."""
+    """Whether the prompt ends within reasoning or, in the harmony format, at the start of a header.
+    """
     shows_thoughts: bool = True
     """Whether responses include the reasoning."""
 
@@ -200,7 +202,8 @@ def given_tool(index: int, given: Mapping[str, Any], kind: type[T], ignored: Ign
 
 
 def unavailable_tools(names: Sequence[str]) -> str:
-    """A note for the system message about tools that this server cannot run; empty for none.
+    """A note for the system message about tools that this server cannot run; empty if there are
+    none.
 
     Without it, a model may invent the results of a requested search.
     """
@@ -211,7 +214,7 @@ def unavailable_tools(names: Sequence[str]) -> str:
 def function_tool(
     name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None
 ) -> dict[str, Any]:
-    """A function in the form of chat `tools`; fields that are None are omitted."""
+    """A function in the format of the `tools` of a chat; fields that are None are omitted."""
     function = {
         "name": name,
         "description": description,
@@ -283,7 +286,7 @@ def _named_function(function: Any, functions: Mapping[str, Any]) -> str:
 
 
 def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """JSON schema of the arguments; any object for `strict: false` or without parameters."""
+    """JSON schema of the arguments; allows any object for `strict: false` or without parameters."""
     parameters = function.get("parameters")
     if not parameters or function.get("strict") is False:
         return {"type": "object"}

@@ -13,7 +13,7 @@ MAX_VALUES = 1 << 20
 GIL for 25 ms, and a string of one letter takes about 60 bytes of memory. The 16 million values
 that fit into a body would block all streams for seconds."""
 CONTAINER = 16
-"""Number of values that an object or a list counts as, in proportion to its decoding time."""
+"""Number of values that an object or a list counts as, according to its decoding time."""
 MEMBER = 4
 """Number of values that a member of an object counts as, in addition to its value."""
 CHUNK_BYTES = 1 << 20
@@ -66,10 +66,11 @@ def delimiting_quotes(data: NDArray[np.uint8], is_escaped: bool) -> tuple[NDArra
 
     Args:
         data: bytes of a chunk.
-        is_escaped: whether its first byte is escaped by the previous chunk.
+        is_escaped: whether the first byte of `data` is escaped by the previous chunk.
 
     Returns:
-        Whether each byte is such a quote, and whether the first byte of the next chunk is escaped.
+        For each byte, whether it is such a quote; and whether the first byte of the next chunk is
+        escaped.
     """
     slashes = data == ord("\\")
     if not slashes.any():

@@ -41,13 +41,13 @@ class Extras:
     return_token_ids: bool = False
     """Whether choices include token ids."""
     logprobs: LogprobFormat | None = None
-    """Format of log-probabilities in choices; None if there is none."""
+    """Format of log-probabilities in choices; None to omit them."""
     prompt_logprobs: bool = False
     """Whether non-streaming responses include log-probabilities of the prompts."""
     echo: Sequence[PromptText] | None = None
-    """Prompt texts that are echoed at the start of choices; None for no echo."""
+    """Prompt texts that are echoed at the start of choices; None to echo none."""
     echo_only: bool = False
-    """Whether generated tokens are omitted."""
+    """Whether choices consist of the echoed prompt only, without generated tokens."""
 
 
 class ResponseWriter(ABC):
@@ -69,9 +69,9 @@ class ResponseWriter(ABC):
     chunk_object: str
     """`object` of chunks."""
     opening: bytes
-    """JSON between a choice's index and its text."""
+    """JSON that precedes the text of a choice, after its index."""
     closing: bytes
-    """JSON between a choice's text and its other fields."""
+    """JSON that follows the text of a choice, before its other fields."""
     choices_have_prompts: bool
     """Whether the prompt's token ids are in each choice instead of once in the response."""
     headers: Sequence[tuple[bytes, bytes]] = ()
@@ -96,7 +96,7 @@ class ResponseWriter(ABC):
         self._echoed: set[int] = set()
         """Indices of choices whose echoed prompt has been written."""
         self._echo: tuple[PromptBlocks, EchoedPrompt] | None = None
-        """The last echoed prompt: choices of the same prompt are consecutive."""
+        """The last echoed prompt, reused for the following choices of the same prompt."""
         self._counts_always = bool(
             self._options.include_usage and self._options.continuous_usage_stats
         )
@@ -332,14 +332,14 @@ class ChatWriter(ResponseWriter):
         return b"".join(event + b"}\n\n" for event in events)
 
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
-        """The text as an assistant message."""
+        """The field `message`: an assistant message with the text."""
         return {"message": {"role": "assistant", "content": text}}
 
     def amend(self, choice: dict[str, Any], completion: Completion) -> None:
         """Does nothing: choices of chats have no further fields."""
 
     def ending(self) -> Iterable[bytes]:
-        """Token ids and log-probabilities of the only prompt."""
+        """Token ids and log-probabilities of the prompt, if requested."""
         yield self._prompt_tokens()
         if self._extras.prompt_logprobs:
             yield b',"prompt_logprobs":'
@@ -361,11 +361,11 @@ class TextWriter(ResponseWriter):
     closing = b""
     choices_have_prompts = True
     _scored: tuple[PromptBlocks, Rows | None] | None = None
-    """Prompt of the last written choice, and its log-probabilities: choices of the same prompt are
-    consecutive."""
+    """Prompt of the last written choice, and the prompt's log-probabilities; reused for the
+    following choices of the same prompt."""
 
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
-        """The text itself."""
+        """The field `text`."""
         return {"text": text}
 
     def amend(self, choice: dict[str, Any], completion: Completion) -> None:

@@ -13,7 +13,7 @@ from worker.protocol.pooling import PoolingInfo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairs:
-    """The prompts with which pairs of texts are scored."""
+    """The prompts that score pairs of texts."""
 
     prompts: Sequence[Prompt]
     indices: Sequence[tuple[int, int]]
@@ -33,7 +33,7 @@ def check_num_prompts(number: int, field: str) -> None:
 def pairs_of(
     info: PoolingInfo, first: Sequence[str], second: Sequence[str], instruction: str | None
 ) -> Pairs:
-    """Pairs one text with several others, or texts with as many others.
+    """Pairs one query with each document, or each query with the document at the same index.
 
     Args:
         info: the model, which determines what a score is: the cosine of two embeddings, the

@@ -39,16 +39,16 @@ Format = Literal["float", "base64"]
 
 
 CohereFormat = Literal["float", "base64", "binary", "ubinary"]
-"""Encoding of a vector, or of its signs: one bit per dimension, 1 for values of at least 0, packed
-into signed or unsigned bytes."""
+"""Encoding of a vector: as in Format, or its signs as one bit per dimension (1 for values >= 0),
+packed into signed (binary) or unsigned (ubinary) bytes."""
 COHERE_PREFIXES: Mapping[str, Sequence[str]] = {
     "search_query": ("query",),
     "search_document": ("document", "passage", "corpus"),
     "classification": (),
     "clustering": (),
 }
-"""Names of prefixes in checkpoints for each of Cohere's input types, in the order in which
-sentence-transformers looks for them."""
+"""Names that checkpoints give to the prompt prefix of each of Cohere's input types, in the order in
+which sentence-transformers looks for them."""
 
 
 class PooledRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -83,7 +83,8 @@ class EmbeddingRequest(InputRequest, kw_only=True, frozen=True):
     normalize: bool | None = None
     """Whether to L2-normalize embeddings; None for the model's default."""
     prompt_name: str | None = None
-    """Name in the checkpoint of the prefix for the texts; None for the default prefix."""
+    """Name of the checkpoint's prompt prefix that is prepended to the texts; None for the default
+    prefix."""
 
 
 class CohereEmbedRequest(PooledRequest, kw_only=True, frozen=True):
@@ -91,7 +92,7 @@ class CohereEmbedRequest(PooledRequest, kw_only=True, frozen=True):
 
     texts: list[str]
     input_type: str | None = None
-    """Name of a prefix in the checkpoint, or one of COHERE_PREFIXES; None for the default
+    """Name of a prompt prefix in the checkpoint, or one of COHERE_PREFIXES; None for the default
     prefix."""
     embedding_types: list[CohereFormat] | None = None
     """Encodings in which each vector is returned; None for float."""

@@ -94,7 +94,7 @@ class PoolingRoutes:
         self._completions = completions
 
     async def embed(self, request: Request) -> GenerationResponse:
-        """POST /v1/embeddings. Raises ApiError."""
+        """POST /v1/embeddings: embeddings as in OpenAI's API. Raises ApiError."""
 
         def params_of(body: EmbeddingRequest) -> PoolingParams:
             return PoolingParams(dimensions=body.dimensions, normalize=body.normalize)
@@ -154,7 +154,7 @@ class PoolingRoutes:
         )
 
     async def classify(self, request: Request) -> GenerationResponse:
-        """POST /classify. Raises ApiError."""
+        """POST /classify: the most likely label of each text. Raises ApiError."""
         read = await self._read(request, ClassifyRequest, _no_params, _INPUT)
         _check_task(read.info, "classify", "/classify")
         use_activation = read.body.use_activation is not False
@@ -353,14 +353,14 @@ def _truncation(body: PooledRequest, longest: int) -> Truncation | None:
 
 
 def _check_task(info: PoolingInfo, task: str, route: str) -> None:
-    """Raises ApiError (400) if the model needs another route."""
+    """Raises ApiError (400) if the model does not support the task of this route."""
     if info.task != task:
         others = "/classify, /score or /v1/rerank" if task == "embed" else "/v1/embeddings"
         raise bad_request(f"this model does not support {route}: use {others}", "model")
 
 
 def _prefix(info: PoolingInfo, name: str | None) -> str:
-    """The prefix with a name. Raises ApiError (400) if the model has none with that name."""
+    """The prompt prefix with this name. Raises ApiError (400) if the model has none."""
     prompts = dict(info.prompts)
     if name is None:
         return prompts.get(info.default_prompt, "")
@@ -392,7 +392,7 @@ def _truncating(body: CohereEmbedRequest) -> CohereEmbedRequest:
 
 
 def _check_packable(kinds: Sequence[CohereFormat], size: int) -> None:
-    """Raises ApiError (400) if binary vectors are requested but dimensions do not fill bytes."""
+    """Raises ApiError (400) for binary vectors unless their size is a multiple of 8."""
     if size % 8 and not {"binary", "ubinary"}.isdisjoint(kinds):
         raise bad_request(
             f"binary and ubinary need a multiple of 8 dimensions, got {size}", "embedding_types"

@@ -38,7 +38,7 @@ class PooledWriter(WholeWriter):
     """
 
     items_name = "data"
-    """Name of the list."""
+    """Name of the field with the list of items."""
 
     def __init__(self, generation: Generation, response: Response) -> None:
         self.generation = generation
@@ -56,7 +56,7 @@ class PooledWriter(WholeWriter):
         yield b"]," + encode({"usage": self.usage()})[1:]
 
     def header(self) -> dict[str, Any]:
-        """Fields before the list."""
+        """Fields that precede the list of items."""
         return {
             "id": self.response.response_id,
             "object": "list",
@@ -86,7 +86,7 @@ class VectorWriter(PooledWriter):
         generation: the generation.
         response: properties of the response.
         kind: `object` of an item.
-        name: name of the vector in an item.
+        name: field of an item that contains the vector.
         encoding: encoding of the vectors.
     """
 
@@ -235,7 +235,7 @@ class RerankWriter(ScoreWriter):
         self._top_n = top_n
 
     def header(self) -> dict[str, Any]:
-        """Fields before the results."""
+        """Fields that precede the results."""
         return {"id": self.response.response_id, "model": self.response.model}
 
     def items(self) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from router.api.openai.response import GenerationResponse
 from router.errors import ApiError
 
 END = b"\n\n"
-"""End of a server-sent event."""
+"""Bytes that end a server-sent event."""
 
 
 class EventLog:
@@ -32,7 +32,7 @@ class EventLog:
         """Whether no more events will follow."""
         self._events = [] if events is None else events.split(END)[:-1]
         self._rest = b""
-        """Bytes of the next event so far."""
+        """Bytes of an event that is not complete yet."""
         self._news = asyncio.Event()
 
     def add(self, data: bytes) -> None:
@@ -52,7 +52,8 @@ class EventLog:
         return b"".join(event + END for event in self._events)
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """Yields the events after number `after`, and waits for new ones; pings have no number."""
+        """Yields the events numbered above `after`, then new ones as they arrive. Pings have no
+        number."""
         at = after + 1
         while True:
             events, is_over, news = self._events[at:], self.is_over, self._news
@@ -80,8 +81,8 @@ class BackgroundRun:
         response: the response, not started yet.
         scope: ASGI scope of the request.
         account: account of the request.
-        failed: called with an error that is sent instead of the response; returns its events.
-        ended: called after the end.
+        failed: called with the error if one is sent instead of the response; returns its events.
+        ended: called when the run has ended.
         log: receives the events of the response; None if it is not streamed.
     """
 

@@ -22,7 +22,7 @@ NAMES: Mapping[str, str] = {
     "response_format": "text.format",
     "structured_outputs": "text.format",
 }
-"""This API's names for the ChatRequest fields that it names differently."""
+"""The Responses API's field names by ChatRequest field, for fields whose names differ."""
 SAMPLING = (
     "temperature",
     "top_p",
@@ -34,7 +34,7 @@ SAMPLING = (
     "repetition_penalty",
     "logit_bias",
 )
-"""Fields that ChatRequest has under the same name."""
+"""Fields that are copied to the ChatRequest field of the same name."""
 
 
 def chat_of(body: ResponsesRequest, messages: Messages, tools: ClientTools) -> ChatRequest:

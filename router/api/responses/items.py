@@ -46,7 +46,7 @@ class _Items:
     def __init__(self) -> None:
         self.messages: Messages = []
         self._notes: list[str] = []
-        """Notes that the next assistant message begins with."""
+        """Notes with which the next assistant message will begin."""
 
     def add(self, where: str, item: Mapping[str, Any]) -> None:
         """Adds an item; `where` is its path. Raises ApiError (400)."""
@@ -71,7 +71,7 @@ class _Items:
             self._notes.append(omitted(kind))
 
     def add_notes(self) -> None:
-        """Adds notes that no assistant message has followed yet."""
+        """Adds an assistant message with the notes that no assistant message has taken up yet."""
         if self._notes:
             self.messages.append({"role": "assistant", "content": "\n".join(self._notes)})
             self._notes = []
@@ -123,7 +123,7 @@ class _Items:
 
 
 def _is_begun(message: Mapping[str, Any]) -> bool:
-    """Whether the message is an assistant message without calls."""
+    """Whether the message is an assistant message that can still get text: it has no calls."""
     return message["role"] == "assistant" and "tool_calls" not in message
 
 

@@ -294,7 +294,7 @@ async def _shortened(
 
 
 class _Turn(NamedTuple):
-    """A turn of a conversation."""
+    """A turn of a conversation: a request and the conversation that it continues."""
 
     chat: ChatRequest
     messages: bytes
@@ -303,7 +303,7 @@ class _Turn(NamedTuple):
 
 
 def _turn(body: ResponsesRequest, before: bytes, ignored: Ignored) -> _Turn:
-    """The turn of a body.
+    """Creates the turn that a body requests.
 
     Args:
         body: the body.

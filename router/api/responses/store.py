@@ -14,7 +14,7 @@ from router.peers import ID_PREFIX
 MAX_ENTRIES = 4096
 """Maximum number of responses of all keys together."""
 OVERHEAD = 1024
-"""Overhead in bytes that is added to the size of each response."""
+"""Bytes of overhead per response that are counted in addition to the response's size."""
 PREFIX = "resp_"
 """Prefix of response ids."""
 _ID = re.compile(PREFIX + r"([a-z0-9]{1,32})[0-9a-f]{32}")
@@ -103,7 +103,7 @@ class ResponseStore:
                 path.
 
         Raises:
-            ApiError: 404 if the key has no such response here.
+            ApiError: 404 if the key has no such response in this store.
         """
         with self._lock:
             responses = self._by_key.get(owner)

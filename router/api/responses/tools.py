@@ -19,11 +19,11 @@ from router.errors import bad_request
 from router.parsers import mended
 
 INPUT = "input"
-"""Argument with the free text of a custom tool's call."""
+"""Name of the argument that contains the free text of a custom tool's call."""
 BEGUN = '{"input":"'
 """Start of the arguments of a custom tool's call."""
 _CHARACTERS = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+')
-"""Pattern of the complete characters of a JSON string, without its end."""
+"""Pattern that matches the complete characters of a JSON string up to its end or the cut."""
 _HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
 """First half of a surrogate pair whose other half has not arrived."""
 
@@ -37,7 +37,7 @@ class ClientTool:
     namespace: str | None = None
     """The namespace that contains the tool; None if there is none."""
     grammar: str | None = None
-    """Lark grammar of a custom tool's input; None for free text and patterns."""
+    """Lark grammar of a custom tool's input; None for free text and regular expressions."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,14 +45,15 @@ class ClientTools:
     """The tools of a request."""
 
     functions: list[dict[str, Any]] = field(default_factory=list)
-    """The tools as functions of a chat."""
+    """The tools as functions in the format of chat completions."""
     by_name: dict[str, ClientTool] = field(default_factory=dict)
     """The client's tools by function name."""
     unavailable: list[str] = field(default_factory=list)
     """Types of tools that only other servers run."""
 
     def choice(self, choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-        """`tool_choice` in the form of chats. Raises ApiError (400) if it is malformed."""
+        """`tool_choice` in the format of chat completions. Raises ApiError (400) if it is
+        malformed."""
         if isinstance(choice, str) or choice is None:
             has_choice = bool(self.functions) or not (self.unavailable or choice == "auto")
             return choice if has_choice else None
@@ -105,7 +106,7 @@ def client_tools(given: Sequence[Mapping[str, Any]] | None, ignored: Ignored) ->
     """Converts `tools`. Raises ApiError (400) if one is malformed.
 
     Args:
-        given: the tools; None if there is none.
+        given: the tools; None if there are none.
         ignored: counts tools that only other servers run.
     """
     tools = ClientTools()
@@ -144,7 +145,7 @@ class InputText:
         self._text: list[str] = []
 
     def push(self, arguments: str) -> str:
-        """Returns the input decoded from further arguments; may be empty."""
+        """Returns the input that can be decoded with these further arguments; may be empty."""
         self._arguments.append(arguments)
         if self._is_other:
             return ""
@@ -166,7 +167,7 @@ class InputText:
         return text
 
     def end(self) -> str:
-        """Returns the rest of the input, after the last arguments."""
+        """Returns the rest of the input, once all arguments have been pushed."""
         before = "".join(self._text)
         text = _sound(_input_of("".join(self._arguments)))
         return text[len(before) :] if text.startswith(before) else ""
@@ -183,7 +184,7 @@ def _sound(text: str) -> str:
 
 
 def _input_of(arguments: str) -> str:
-    """The input in complete or truncated arguments."""
+    """The custom tool's input, from complete or truncated arguments."""
     given: Any = None
     whole = mended(arguments)
     with contextlib.suppress(ValueError, RecursionError):

@@ -18,8 +18,8 @@ from router.errors import ApiError
 from router.parsers import Content, Dialect, Piece, closed
 
 KEEPALIVE = 12
-"""One in this many pings is an event instead of a comment: one every two minutes, with the usual
-period."""
+"""Number of pings per `keepalive` event; the other pings are comments. With the default interval,
+the event is sent every two minutes."""
 CUT = ("length", "abort", "error")
 """Finish reasons that leave the last item incomplete."""
 _PREFIXES = {"thought": "rs", "text": "msg", "call": "fc"}
@@ -97,7 +97,7 @@ class ResponsesWriter(BlockWriter):
     def idle(self) -> bytes:
         """A comment, or every KEEPALIVE-th time a `keepalive` event, as in OpenAI's API.
 
-        Codex disconnects after 300 s without an event; other clients reject that event.
+        Codex disconnects after 300 s without an event; other clients reject `keepalive` events.
         """
         self._num_idle += 1
         return self._event("keepalive") if self._num_idle % KEEPALIVE == 0 else COMMENT
@@ -120,7 +120,7 @@ class ResponsesWriter(BlockWriter):
         return added + self._part_event("response.content_part.added", block, part=part)
 
     def _call(self, block: Block) -> dict[str, Any]:
-        """Fields of a new call's item."""
+        """Fields of the output item for a new call."""
         tool = self._tools.by_name.get(block.name) or ClientTool(kind="function", name=block.name)
         fields: dict[str, Any] = {"call_id": new_call_id(self._dialect), "name": tool.name}
         if tool.namespace is not None:
@@ -136,7 +136,8 @@ class ResponsesWriter(BlockWriter):
         }
 
     def _take(self, piece: Piece) -> Iterator[bytes]:
-        """Adds a piece. Text that matches a custom tool's grammar becomes the input of a call."""
+        """Adds a piece of output. Text generated with a custom tool's grammar becomes the input of
+        a call."""
         if self._forced is None or not isinstance(piece, Content):
             yield from super()._take(piece)
             return
@@ -184,7 +185,7 @@ class ResponsesWriter(BlockWriter):
         )
 
     def _input_delta(self, block: Block, text: str) -> bytes:
-        """The delta with text of a custom tool's input; empty for none."""
+        """The event with further text of a custom tool's input; empty if there is no text."""
         self._items[block.index]["input"] += text
         name = "response.custom_tool_call_input.delta"
         return self._part_event(name, block, delta=text) if text else b""
@@ -199,8 +200,8 @@ class ResponsesWriter(BlockWriter):
         return rest + self._part_event("response.custom_tool_call_input.done", block, input=text)
 
     def last(self) -> bytes:
-        """The event with the complete response. If the response was cancelled, the missing events
-        precede it."""
+        """The event with the complete response. For a cancelled response, the events that are still
+        missing precede it."""
         is_cut = self.is_open or not self.is_begun
         events = b"".join(self.chunk(self.completion)) if is_cut else b""
         response = self.answer()
