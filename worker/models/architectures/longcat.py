@@ -35,7 +35,7 @@ class LongcatFlashForCausalLM(DecoderModel):
 
     def build_head_layer(self) -> PreNormLayer:
         """Builds the MTP head's layer: latent attention and an MLP."""
-        attention = ScaledLatentAttention(self, self.config.num_layers)
+        attention = ScaledLatentAttention.of(self, self.config.num_layers)
         mlp = GatedMLP(self.config, self.options)
         names = {"mixer_name": "self_attn", "mlp_name": "transformer_layer.mlp"}
         return PreNormLayer(self, attention, mlp, **names)
@@ -65,7 +65,7 @@ class FirstHalf(PreNormLayer):
 
     def __init__(self, model: DecoderModel, index: int) -> None:
         self.experts = MoeMLP(model.config, model.options, _NAMES)
-        attention = ScaledLatentAttention(model, index)
+        attention = ScaledLatentAttention.of(model, index)
         mlp = GatedMLP(model.config, model.options)
         super().__init__(model, attention, mlp, mixer_name="self_attn.0", mlp_name="mlps.0")
         self._needs_fp32 = self.experts.needs_fp32
@@ -97,7 +97,7 @@ class SecondHalf(PreNormLayer):
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.1", "post_attention_layernorm.1")
 
     def __init__(self, model: DecoderModel, index: int, first: FirstHalf) -> None:
-        attention = ScaledLatentAttention(model, index)
+        attention = ScaledLatentAttention.of(model, index)
         self._dense = GatedMLP(model.config, model.options)
         super().__init__(model, attention, self._dense, mixer_name="self_attn.1", mlp_name="mlps.1")
         self._first = first
