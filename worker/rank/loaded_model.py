@@ -208,7 +208,8 @@ def _create_eagle_attention(
     dtype: torch.dtype,
     cache_dtype: torch.dtype | None,
 ) -> AttentionBackend:
-    """The attention backend of an EAGLE-3 head, whose layer is Llama's whatever the model's are."""
+    """The attention backend of an EAGLE-3 head, whose attention may differ from the model's."""
+    head = eagle.config
     return create_attention_backend(
         "auto",
         AttentionSettings(
@@ -216,7 +217,10 @@ def _create_eagle_attention(
             dtype=dtype,
             page_size=config.cache.page_size,
             batch_invariant=config.batch_invariant,
-            head_dims=eagle.config.head_dims,
+            has_latents=head.mla is not None,
+            most_decodes=config.scheduling.max_num_seqs,
+            num_heads=head.num_heads,
+            head_dims=head.head_dims,
             has_fp8_cache=cache_dtype is not None,
         ),
     )
