@@ -76,8 +76,8 @@ def load_model(
     device, pooling = group.device, config.pooling
     has_weights = config.load_format != "dummy"
     model = model or load_model_config(config.checkpoint, weights=has_weights, pooling=pooling)
-    if config.uses_mtp:
-        model = model.with_mtp()
+    if config.num_mtp_drafts:
+        model = model.with_mtp(config.num_mtp_drafts)
     if device.type == "cpu":
         tune_cpu_process(config.execution.cpu_threads, group.world_size)
     # Structure, without weights.

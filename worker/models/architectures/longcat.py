@@ -33,9 +33,9 @@ class LongcatFlashForCausalLM(DecoderModel):
             return self._first
         return SecondHalf(self, index, self._first)
 
-    def build_head_layer(self) -> PreNormLayer:
+    def build_head_layer(self, index: int) -> PreNormLayer:
         """Builds the MTP head's layer: latent attention and an MLP."""
-        attention = ScaledLatentAttention.of(self, self.config.num_layers)
+        attention = ScaledLatentAttention.of(self, index)
         mlp = GatedMLP(self.config, self.options)
         names = {"mixer_name": "self_attn", "mlp_name": "transformer_layer.mlp"}
         return PreNormLayer(self, attention, mlp, **names)

@@ -240,10 +240,8 @@ class NemotronHForCausalLM(DecoderModel):
         """Builds a layer with the kind of block listed in config.json."""
         return self._build(self.extra("layer_kinds")[index], index)
 
-    def build_head_layer(self) -> HeadBlocks:
-        """Builds the MTP head's blocks; the one with attention has the index after the last
-        layer."""
-        index = self.config.num_layers
+    def build_head_layer(self, index: int) -> HeadBlocks:
+        """Builds the MTP head's blocks; the one with attention has this index."""
         return HeadBlocks([self._build(kind, index) for kind in self.extra("head_kinds")])
 
     def _build(self, kind: str, index: int) -> DecoderLayer:
