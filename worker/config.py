@@ -543,9 +543,10 @@ class EngineConfig:
         return draft.checkpoint if draft is not None and draft.method == "eagle3" else ""
 
     @property
-    def uses_mtp(self) -> bool:
-        """Whether the model's MTP head is used for drafting."""
-        return self.speculative is not None and self.speculative.method == "mtp"
+    def num_mtp_drafts(self) -> int:
+        """Maximum number of drafts per step by the model's MTP heads; 0 if they are not used."""
+        draft = self.speculative
+        return draft.num_speculative_tokens if draft and draft.method == "mtp" else 0
 
     def with_options(self, **options: Any) -> EngineConfig:
         """This configuration with some options changed. Options have the same names as the CLI's

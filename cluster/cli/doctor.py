@@ -268,8 +268,8 @@ def check_loading(engine: EngineConfig) -> Finding:
     except Exception as error:  # tokenizers raises plain Exception for malformed files
         raise ValueError(f"cannot load the tokenizer of {engine.model}: {error}") from error
     config = load_model_config(engine.checkpoint, weights=False, pooling=engine.pooling)
-    if engine.uses_mtp:
-        config = config.with_mtp()
+    if engine.num_mtp_drafts:
+        config = config.with_mtp(engine.num_mtp_drafts)
     length = config.resolve_max_model_len(engine.max_model_len)
     summary = f"{config.architecture}, up to {length} tokens"
     checked = check_tensors(

@@ -11,8 +11,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from tests.support.checkpoints.eagle import write_predicting
-from tests.support.checkpoints.mtp import write_with_head
+from tests.support.checkpoints.eagle import LATENT, write_predicting
+from tests.support.checkpoints.mtp import write_chain, write_with_head
 from tests.support.cuda.serving import Served, on_cpu, on_cuda
 from worker.plan.plan import Plan
 from worker.protocol.sampling import SamplingParams
@@ -31,13 +31,15 @@ DRAFTS: dict[str, Any] = {
 
 def write_model(method: str, folder: Path) -> tuple[str, dict[str, Any]]:
     """Writes a model with a head; returns its folder and the options that draft with the head."""
+    if method == "two mtp heads":
+        return str(write_chain(folder, 2)), {"speculative_method": "mtp", **DRAFTS}
     if method == "mtp":
         return str(write_with_head("mimo", folder)), {"speculative_method": method, **DRAFTS}
-    model, head = write_predicting(folder)
-    return str(model), {"speculative_method": method, "speculative_model": str(head), **DRAFTS}
+    model, head = write_predicting(folder, LATENT if method == "eagle3 with latents" else {})
+    return str(model), {"speculative_method": "eagle3", "speculative_model": str(head), **DRAFTS}
 
 
-@pytest.mark.parametrize("method", ["mtp", "eagle3"])
+@pytest.mark.parametrize("method", ["mtp", "two mtp heads", "eagle3", "eagle3 with latents"])
 @pytest.mark.parametrize(
     "options",
     [

@@ -37,7 +37,8 @@ def test_outputs_are_those_of_training(folder: Path, backend: str) -> None:
         sampled = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1))[0]
         heads = engine.runner._heads
         assert isinstance(heads, NativeHeadProposer if backend == "native" else HeadProposer)
-        outputs = heads._outputs[heads._outputs.abs().sum(-1) > 0]
+        outputs = heads._outputs.flatten(0, -2)
+        outputs = outputs[outputs.abs().sum(-1) > 0]
 
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     head = HeadModule(model.config)

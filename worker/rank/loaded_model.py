@@ -76,8 +76,8 @@ def load_model(
     device, pooling = group.device, config.pooling
     has_weights = config.load_format != "dummy"
     model = model or load_model_config(config.checkpoint, weights=has_weights, pooling=pooling)
-    if config.uses_mtp:
-        model = model.with_mtp()
+    if config.num_mtp_drafts:
+        model = model.with_mtp(config.num_mtp_drafts)
     if device.type == "cpu":
         tune_cpu_process(config.execution.cpu_threads, group.world_size)
     # Structure, without weights.
@@ -209,7 +209,8 @@ def _create_eagle_attention(
     dtype: torch.dtype,
     cache_dtype: torch.dtype | None,
 ) -> AttentionBackend:
-    """The attention backend of an EAGLE-3 head, whose layer is always a Llama layer."""
+    """The attention backend of an EAGLE-3 head, whose attention may differ from the model's."""
+    head = eagle.config
     return create_attention_backend(
         "auto",
         AttentionSettings(
@@ -217,7 +218,10 @@ def _create_eagle_attention(
             dtype=dtype,
             page_size=config.cache.page_size,
             batch_invariant=config.batch_invariant,
-            head_dims=eagle.config.head_dims,
+            has_latents=head.mla is not None,
+            most_decodes=config.scheduling.max_num_seqs,
+            num_heads=head.num_heads,
+            head_dims=head.head_dims,
             has_fp8_cache=cache_dtype is not None,
         ),
     )

@@ -46,7 +46,7 @@ def check_engine(config: EngineConfig) -> ModelConfig:
     check_draft_model(config, model, max_model_len=max_model_len)
     if config.head_checkpoint:
         _check_eagle(config, model)
-    return model.with_mtp() if config.uses_mtp else model
+    return model.with_mtp(config.num_mtp_drafts) if config.num_mtp_drafts else model
 
 
 def _check_eagle(config: EngineConfig, model: ModelConfig) -> None:

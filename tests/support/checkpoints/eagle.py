@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from tests.support.checkpoints.families import SPECIMENS
+from tests.support.checkpoints.latents import LATENTS
 from tests.support.checkpoints.specimen import VOCAB_SIZE, Model, Specimen, write
 
 Tensors = dict[str, torch.Tensor]
@@ -30,15 +31,11 @@ _SMALL = 1e-4
 """Factor for the outputs of all layers before the last."""
 _THETA = 500.0
 _EPS = 1e-5
-_LAYER: Mapping[str, tuple[int, int]] = {
-    "self_attn.q_proj": (64, 128),
-    "self_attn.o_proj": (64, 64),
+_MLP: Mapping[str, tuple[int, ...]] = {
     "mlp.gate_proj": (48, 64),
     "mlp.up_proj": (48, 64),
     "mlp.down_proj": (64, 48),
 }
-_KEYS_AND_VALUES = ("self_attn.k_proj", "self_attn.v_proj")
-"""Projections whose size depends on the number of KV heads."""
 _NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
 _CONFIG: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -56,10 +53,22 @@ _CONFIG: Mapping[str, Any] = {
     "draft_vocab_size": DRAFT_VOCAB_SIZE,
     "tie_word_embeddings": False,
 }
+LATENT: Mapping[str, Any] = {
+    **LATENTS,
+    "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+    "model_type": "kimi_k2",
+    "head_dim": None,
+}
+"""Keys of a head with latent attention (MLA)."""
 _PLAIN = Specimen(
     name="Llama",
     settings={"rope_parameters": {"rope_type": "default", "rope_theta": _THETA}},
 )
+_DENSE_LATENTS = replace(
+    SPECIMENS["deepseek-v3"],
+    settings={**SPECIMENS["deepseek-v3"].settings, **_PLAIN.settings, "first_k_dense_replace": 3},
+)
+"""A model with the attention of DeepSeek-V3 and an MLP in each of its three layers."""
 SPECULATORS: Mapping[str, Any] = {
     "architectures": ["Eagle3Speculator"],
     "speculators_model_type": "eagle3",
@@ -84,10 +93,11 @@ def write_head(folder: Path, keys: Mapping[str, Any] = {}, *, prefix: str = "mid
         return torch.randn(*shape, generator=generator) * 0.15
 
     taps = config.get("eagle_aux_hidden_state_layer_ids", TAPS)
-    tensors = {f"midlayer.{name}.weight": drawn(*shape) for name, shape in _LAYER.items()}
-    for name in _KEYS_AND_VALUES:
-        tensors[f"midlayer.{name}.weight"] = drawn(16 * config["num_key_value_heads"], 128)
-    tensors |= {f"midlayer.{name}.weight": 1 + drawn(64) for name in _NORMS}
+    shapes = {**_MLP, **_attention(config), **dict.fromkeys(_NORMS, (64,))}
+    tensors = {
+        f"midlayer.{name}.weight": drawn(*shape) + (len(shape) == 1)
+        for name, shape in shapes.items()
+    }
     tensors |= {"fc.weight": drawn(64, len(taps) * 64), "norm.weight": 1 + drawn(64)}
     if config.get("norm_before_fc"):
         tensors["input_norm.weight"] = 1 + drawn(len(taps) * 64)
@@ -104,6 +114,34 @@ def write_head(folder: Path, keys: Mapping[str, Any] = {}, *, prefix: str = "mid
     return tensors
 
 
+def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of a head's attention, by name."""
+    heads = config["num_attention_heads"]
+    if "kv_lora_rank" not in config:
+        shapes = {"q": (16 * heads, 128), "o": (64, 16 * heads)}
+        shapes |= dict.fromkeys("kv", (16 * config["num_key_value_heads"], 128))
+        return {f"self_attn.{name}_proj": shape for name, shape in shapes.items()}
+    rank, kv_rank, plain, rotary, value = (
+        config[key]
+        for key in (
+            *("q_lora_rank", "kv_lora_rank"),
+            *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+        )
+    )
+    queries = heads * (plain + rotary)
+    latent: dict[str, tuple[int, ...]] = {
+        "kv_a_proj_with_mqa": (kv_rank + rotary, 128),
+        "kv_a_layernorm": (kv_rank,),
+        "kv_b_proj": (heads * (plain + value), kv_rank),
+        "o_proj": (64, heads * value),
+    }
+    if rank is None:
+        latent["q_proj"] = queries, 128
+    else:
+        latent |= {"q_a_proj": (rank, 128), "q_a_layernorm": (rank,), "q_b_proj": (queries, rank)}
+    return {f"self_attn.{name}": shape for name, shape in latent.items()}
+
+
 def _save(folder: Path, config: Mapping[str, Any], tensors: Tensors, prefix: str) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -118,8 +156,8 @@ def _save(folder: Path, config: Mapping[str, Any], tensors: Tensors, prefix: str
 def write_predicting(folder: Path, keys: Mapping[str, Any] = {}) -> tuple[Path, Path]:
     """Writes a model and a head that predicts nearly as well; returns their folders."""
     model, head = folder / "model", folder / "head"
-    plain = replace(_PLAIN, settings={**_PLAIN.settings, "rms_norm_eps": _EPS})
-    write(plain, model)
+    plain = _DENSE_LATENTS if "kv_lora_rank" in keys else _PLAIN
+    write(replace(plain, settings={**plain.settings, "rms_norm_eps": _EPS}), model)
     tensors, last = load_file(model / "model.safetensors"), "model.layers.2."
     for key, tensor in tensors.items():
         if key.endswith(("o_proj.weight", "down_proj.weight")) and not key.startswith(last):
@@ -128,11 +166,11 @@ def write_predicting(folder: Path, keys: Mapping[str, Any] = {}) -> tuple[Path, 
     embedding *= 0.01 / embedding.square().mean(-1, keepdim=True).sqrt()
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     drafting = write_head(head, keys)
-    for name in (*_LAYER, *_KEYS_AND_VALUES, "input_layernorm", "post_attention_layernorm"):
-        own = tensors[f"{last}{name}.weight"]
-        if name in ("self_attn.q_proj", *_KEYS_AND_VALUES):
+    for name, random in drafting.items():
+        own = tensors.get(name.replace("midlayer.", last))
+        if own is not None and own.shape != random.shape:  # reads two inputs
             own = torch.cat((own, 0.001 * torch.randn_like(own)), dim=1)
-        drafting[f"midlayer.{name}.weight"] = own
+        drafting[name] = random if own is None else own
     drafting["midlayer.hidden_norm.weight"].fill_(0.01)
     drafting["fc.weight"] *= 0.01
     drafting["norm.weight"] = tensors["model.norm.weight"]
@@ -186,18 +224,46 @@ class ReferenceHead:
         normed = self._norm(hidden, "midlayer.hidden_norm")
         residual = normed if self._keys.get("norm_before_residual") else hidden
         both = torch.cat((self._norm(embedded, "midlayer.input_layernorm"), normed), dim=-1)
-        q, k, v = (
-            (both @ self._weight(f"self_attn.{name}_proj").T).unflatten(1, (-1, 16)).transpose(0, 1)
-            for name in "qkv"
-        )
-        q, k = _rotated(q), _rotated(k)
-        k, v = (one.repeat_interleave(len(q) // len(one), dim=0) for one in (k, v))
+        is_latent = "midlayer.self_attn.kv_b_proj.weight" in self._tensors
+        q, k, v = self._latent_heads(both) if is_latent else self._heads(both)
         attended = scaled_dot_product_attention(q, k, v, is_causal=True)
         out = attended.transpose(0, 1).flatten(1) @ self._weight("self_attn.o_proj").T
         total = out + residual
         normed = self._norm(total, "midlayer.post_attention_layernorm")
         gate, up = (normed @ self._weight(f"mlp.{name}_proj").T for name in ("gate", "up"))
         return total + (silu(gate) * up) @ self._weight("mlp.down_proj").T
+
+    def _heads(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of all heads, [heads, T, 16]."""
+        q, k, v = (
+            (both @ self._weight(f"self_attn.{name}_proj").T).unflatten(1, (-1, 16)).transpose(0, 1)
+            for name in "qkv"
+        )
+        q, k = _rotated(q), _rotated(k)
+        k, v = (one.repeat_interleave(len(q) // len(one), dim=0) for one in (k, v))
+        return q, k, v
+
+    def _latent_heads(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of all heads from latents, [4, T, size]; rotary embedding pairs
+        adjacent dimensions."""
+        plain, rotary, value = (
+            LATENTS[key] for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        )
+        first = "q_proj" if "midlayer.self_attn.q_proj.weight" in self._tensors else "q_a_proj"
+        queries = both @ self._weight(f"self_attn.{first}").T
+        if first == "q_a_proj":
+            normed = self._norm(queries, "midlayer.self_attn.q_a_layernorm")
+            queries = normed @ self._weight("self_attn.q_b_proj").T
+        latents, rotating = (both @ self._weight("self_attn.kv_a_proj_with_mqa").T).split(
+            [LATENTS["kv_lora_rank"], rotary], dim=-1
+        )
+        normed = self._norm(latents, "midlayer.self_attn.kv_a_layernorm")
+        up = (normed @ self._weight("self_attn.kv_b_proj").T).unflatten(1, (4, -1)).transpose(0, 1)
+        keys, values = up.split([plain, value], dim=-1)
+        q, q_rotating = queries.unflatten(1, (4, -1)).transpose(0, 1).split([plain, rotary], dim=-1)
+        q_rotating, rotating = (_rotated(_halves(one)) for one in (q_rotating, rotating[None]))
+        rotating = rotating.expand(len(keys), -1, -1)
+        return torch.cat((q, q_rotating), -1), torch.cat((keys, rotating), -1), values
 
     def _weight(self, name: str) -> torch.Tensor:
         return self._tensors[f"midlayer.{name}.weight"]
@@ -207,9 +273,15 @@ class ReferenceHead:
         return x * scale * self._tensors[f"{name}.weight"]
 
 
+def _halves(x: torch.Tensor) -> torch.Tensor:
+    """Reorders pairs of adjacent dimensions into two halves, which leaves dot products equal."""
+    return torch.cat((x[..., ::2], x[..., 1::2]), dim=-1)
+
+
 def _rotated(x: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of [heads, T, 16]."""
-    frequencies = 1.0 / _THETA ** (torch.arange(0, 16, 2) / 16)
+    """Rotary embedding of [heads, T, size]."""
+    size = x.shape[2]
+    frequencies = 1.0 / _THETA ** (torch.arange(0, size, 2) / size)
     angles = torch.outer(torch.arange(x.shape[1]).float(), frequencies)
     cos, sin = angles.cos(), angles.sin()
     first, second = x.chunk(2, dim=-1)

@@ -73,8 +73,9 @@ class _Recorder:
         lengths = rows.rows[:, 2].tolist()
         own = _best(heads._model.compute_logits(hidden)).split(lengths)
         for kind, states in enumerate((hidden, before)):
-            outputs = heads._forward(rows, states.to(heads._outputs.dtype))
-            logits = heads._head.compute_logits(outputs, heads._model.compute_logits)
+            step, head = heads._gather(rows), heads._heads[0]
+            outputs = heads._run(head, step, states.to(heads._outputs.dtype))
+            logits = head.compute_logits(outputs, heads._model.compute_logits)
             pairs = zip(_best(logits).split(lengths), own, strict=True)
             self.right[kind] += sum(int((guess[:-1] == one[1:]).sum()) for guess, one in pairs)
         self.num_positions += sum(length - 1 for length in lengths)

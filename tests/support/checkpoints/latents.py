@@ -68,9 +68,9 @@ def _without_query_norm(self: RMSNorm, x: torch.Tensor) -> torch.Tensor:
     return x if self.weight.shape[0] == LATENTS["q_lora_rank"] else _NORM(self, x)
 
 
-def _with_wide_scale(self: LatentAttention, *args: Any) -> None:
+def _with_wide_scale(self: LatentAttention, *args: Any, **options: Any) -> None:
     """Scales dot products as if they were those of the vectors in the cache."""
-    _INIT(self, *args)
+    _INIT(self, *args, **options)
     self._scale *= (self._mla.query_dim / self._mla.cached_dim) ** 0.5
 
 

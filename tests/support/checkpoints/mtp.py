@@ -157,6 +157,44 @@ def write_with_head(name: str, folder: Path) -> Path:
     return folder
 
 
+def write_chain(folder: Path, count: int) -> Path:
+    """Writes Step 3.5 with `count` heads, all nearly as good as the model; returns the folder.
+
+    The first head adds noise to its input for hidden dimensions whose weights in the final norm are
+    zero: none in the model's hidden states, but in outputs of heads. It thus cannot continue from
+    its own outputs, while further heads, which ignore these, can.
+    """
+    write_with_head("step3p5", folder)
+    file, config = folder / "model.safetensors", load_model_config(str(folder))
+    mtp, tensors = config.mtp, load_file(file)
+    assert mtp is not None, "the family has heads"
+    for norm in ("model.norm.weight", f"{mtp.final_norm}.weight"):
+        tensors[norm][::4] = -1.0  # stored less one
+    further = {
+        key.replace(mtp.layer, f"model.layers.{config.num_layers + number}."): tensor.clone()
+        for key, tensor in tensors.items()
+        for number in range(1, count)
+        if key.startswith(mtp.layer)
+    }
+    noise = tensors[f"{mtp.projection}.weight"][:, config.hidden_size :]
+    noise[:, ::4] = torch.randn(noise[:, ::4].shape)
+    save_file({**tensors, **further}, file, metadata={"format": "pt"})
+    _set_heads(folder, count)
+    return folder
+
+
+def _set_heads(folder: Path, count: int) -> None:
+    """Sets the number of heads in config.json of Step 3.5."""
+    config = json.loads((folder / "config.json").read_text())
+    size = config["num_hidden_layers"]
+    lists = {
+        key: [*value[: size + 1], *[value[size]] * (count - 1)]
+        for key, value in config.items()
+        if isinstance(value, list) and len(value) > size
+    }
+    with_keys(folder, num_nextn_predict_layers=count, **lists)
+
+
 def _first(tensors: Mapping[str, torch.Tensor], *names: str) -> torch.Tensor:
     return next(tensors[name] for name in names if name in tensors)
 

@@ -4,6 +4,7 @@ depend on nothing but the text before them."""
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints.eagle import (
+    LATENT,
     SPECULATORS,
     TAPS,
     ReferenceHead,
@@ -72,6 +74,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_predicting(tmp_path_factory.mktemp("eagle"))
 
 
+@pytest.fixture(scope="module")
+def latent_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same, both with latent attention."""
+    torch.set_num_threads(1)
+    return write_predicting(tmp_path_factory.mktemp("latent"), LATENT)
+
+
 def prompts(count: int = NUM_PROMPTS) -> list[list[int]]:
     generator = torch.Generator().manual_seed(5)
     lengths = [20 + 11 * (i % 5) for i in range(count)]
@@ -127,13 +136,15 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek-v3.2", {}),
     ("qwen3-moe", {}),
     ("gpt-oss", {"num_key_value_heads": 1}),
+    ("deepseek-v3", dict(LATENT)),
+    ("plain", {**LATENT, "q_lora_rank": None, "fc_norm": True, "norm_output": True}),
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        pytest.param(*case, marks=() if number in (1, 3, 4) else pytest.mark.long)
+        pytest.param(*case, marks=() if number in (1, 3, 4, 9) else pytest.mark.long)
         for number, case in enumerate(FLAGS)
     ],
     ids=str,
@@ -212,6 +223,26 @@ def test_prefix_hits_and_resumed_requests_keep_the_drafts(
     check_same(drafts, undisturbed, least=20)
 
 
+def test_heads_with_latents_keep_tokens_and_drafts(
+    latent_folders: tuple[Path, Path], drafts: Drafts
+) -> None:
+    """With prefix hits, in chunks, and with preemptions."""
+    model, head = latent_folders
+    expected = plain(model)
+    with EagleEngine(model, **eagle(head, 1)) as engine:
+        assert engine.outcomes(prompts(), settings()) == expected
+        assert engine.acceptance() > 0.5, "the head does not predict what the model does"
+        undisturbed = drafts.copy()
+        drafts.clear()
+        assert engine.outcomes(prompts(), settings()) == expected
+        check_same(drafts, undisturbed)
+    scarce = {"kv_cache_tokens": 192, "max_num_batched_tokens": 24, "max_num_seqs": 16}
+    with EagleEngine(model, **eagle(head), **scarce) as engine:
+        assert engine.outcomes(prompts(), settings()) == expected
+        assert engine.num_preemptions > 0, "pages were not scarce"
+    check_same(drafts, undisturbed)
+
+
 def test_mixtures_change_no_bit(folders: tuple[Path, Path]) -> None:
     """With log-probabilities, penalties, grammars, aborted and resumed requests, on pages that are
     also copied to the host."""
@@ -228,8 +259,11 @@ def test_mixtures_change_no_bit(folders: tuple[Path, Path]) -> None:
             assert engine.counts[1] > 10, "too few drafts were accepted"
 
 
-def test_ranks_draft_alike(folders: tuple[Path, Path]) -> None:
-    model, head = folders
+@pytest.mark.parametrize(
+    "checkpoints", ["folders", pytest.param("latent_folders", marks=pytest.mark.long)]
+)
+def test_ranks_draft_alike(checkpoints: str, request: pytest.FixtureRequest) -> None:
+    model, head = request.getfixturevalue(checkpoints)
     with EagleEngine(model, **eagle(head), tensor_parallel_size=2) as engine:
         outcomes, acceptance = engine.outcomes(prompts(), settings()), engine.acceptance()
     assert outcomes == plain(model, tensor_parallel_size=2)
@@ -259,17 +293,33 @@ def test_heads_in_the_format_of_speculators(folders: tuple[Path, Path], tmp_path
     assert not found.has_embedding
 
 
+def test_heads_in_the_format_of_modelopt(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """The model's keys are included, also those of experts, which the head does not have."""
+    experts = {"n_routed_experts": 384, "n_group": 1, "scoring_func": "sigmoid", "seq_aux": True}
+    yarn = {"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096}
+    own = {"use_input_layernorm_in_first_layer": True, "use_last_layernorm": True}
+    own |= {"next_layer_regular": True, "parallel_draft_step": 1, "use_mtp_layernorm": False}
+    keys = {"rope_scaling": {**yarn, "mscale": 1.0, "mscale_all_dim": 1.0}, "eagle_config": own}
+    write_head(tmp_path, {**LATENT, **experts, **keys})
+    found = read_eagle(str(tmp_path), load_model_config(str(folders[0]))).head
+    assert found.moe is None
+    assert found.mla is not None
+    assert (found.mla.q_rank, found.mla.kv_rank, found.rotary_dim) == (24, 20, 8)
+    assert found.mla.score_factor == pytest.approx((0.1 * math.log(64) + 1) ** 2)
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"architectures": ["LlamaForCausalLM"]}, "not supported as an EAGLE-3 head"),
-        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "not supported as an EAGLE-3 head"),
         ({"target_hidden_size": 128}, "target_hidden_size = 128, but the model's is 64"),
         ({"vocab_size": 99}, "vocab_size = 99, but the model's is 97"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 3]}, "in \\[0, 2\\]"),
         ({"num_hidden_layers": 2}, "num_hidden_layers = 2 .* must be 1"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
         ({"parallel_drafting": True}, "parallel_drafting"),
+        ({"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step = 4 .* must be 1"),
+        ({**LATENT, "mla_use_nope": True}, "mla_use_nope"),
     ],
 )
 def test_other_heads_are_rejected(

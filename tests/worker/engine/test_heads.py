@@ -14,7 +14,13 @@ import pytest
 import torch
 
 from tests.support.checkpoints.chat import write_letters
-from tests.support.checkpoints.mtp import HEADS, with_keys, without_head, write_with_head
+from tests.support.checkpoints.mtp import (
+    HEADS,
+    with_keys,
+    without_head,
+    write_chain,
+    write_with_head,
+)
 from tests.support.checkpoints.specimen import write_config
 from tests.support.effort import IS_LONG
 from tests.support.engines.device_lengths import ByDeviceLengths
@@ -157,6 +163,45 @@ def test_further_drafts_do_not_depend_on_other_requests(folder: Path) -> None:
     assert acceptance == pytest.approx(expected, abs=0.001)
 
 
+def test_further_heads_predict_further_tokens(tmp_path: Path) -> None:
+    """In chunks, with preemptions, and after prefix hits."""
+    torch.set_num_threads(1)
+    drafts = {**MTP, "num_speculative_tokens": 2}
+    one_head, two_heads = (write_chain(tmp_path / str(count), count) for count in (1, 2))
+    expected, (outcomes, iterated) = plain(two_heads), run(one_head, **drafts)
+    assert outcomes == expected
+    with HeadEngine(two_heads, **drafts) as engine:
+        assert engine.outcomes(prompts(), settings()) == expected
+        acceptance, before = engine.acceptance(), engine.counts
+        assert acceptance > iterated + 0.2
+        assert engine.outcomes(prompts(), settings()) == expected
+        assert engine.acceptance(before) == pytest.approx(acceptance, abs=UNCHANGED)
+    config = load_model_config(str(two_heads))
+    assert [config.with_mtp(n).windows[2:] for n in (1, 2, 3)] == [
+        (None,),
+        (None,) * 2,
+        (None,) * 2,
+    ]
+    outcomes, scarce = run(two_heads, **MTP, **SCARCE)  # three drafts
+    assert outcomes == expected
+    assert scarce > iterated
+
+
+@pytest.mark.long
+def test_ranks_and_mixtures_with_further_heads(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = write_chain(tmp_path, 3)
+    outcomes, acceptance = run(folder, tensor_parallel_size=2)
+    assert outcomes == plain(folder, tensor_parallel_size=2)
+    assert acceptance > 0.3
+    cases, rng = cases_of(folder, 12), random.Random(3)
+    for on_device, options in ((False, SCARCE), (True, {})):
+        with drafting_engine(folder, on_device=on_device, page_size=8, **MTP, **options) as engine:
+            for _ in range(3):
+                assert Mixture(engine, cases, rng, 14).run() == []
+            assert engine.counts[1] > 10, "too few drafts were accepted"
+
+
 @pytest.mark.parametrize("folder", NAMES, indirect=True)
 def test_mixtures_change_no_bit(folder: Path) -> None:
     """With log-probabilities, penalties, grammars, aborted and resumed requests."""
@@ -275,4 +320,4 @@ def test_heads_with_other_blocks_are_rejected(tmp_path: Path, kinds: list[str]) 
     with_keys(tmp_path, mtp_layers_block_type=kinds)
     config = load_model_config(str(tmp_path), weights=False)
     with pytest.raises(ValueError, match="mtp is not supported for NemotronHForCausalLM: use"):
-        config.with_mtp()
+        config.with_mtp(1)

@@ -173,11 +173,14 @@ class DecoderModel(ABC):
             if config.pooling.token_ids:
                 self._check_head()
         self.mtp: MtpHead | None = None
-        """Head for multi-token prediction; None if it is not loaded."""
+        """Head for multi-token prediction, with the further ones; None if it is not loaded."""
         if config.loads_mtp:
             assert config.mtp is not None, "with_mtp checks it"
-            layer = self.build_head_layer()
-            self.mtp = MtpHead(config.mtp, layer, self.build_norm, config, options)
+            self.mtp, *further = (
+                MtpHead(mtp, self.build_head_layer(index), index, self.build_norm, config, options)
+                for index, mtp in enumerate(config.mtp.chain, config.num_layers)
+            )
+            self.mtp.further = tuple(further)
         self.tap_reader: TapReader | None = None
         """EAGLE-3 head, which has its own checkpoint; None if the model runs without one."""
 
@@ -185,10 +188,10 @@ class DecoderModel(ABC):
     def build_layer(self, index: int) -> DecoderLayer:
         """Builds layer `index`; called after configuration, options and rotary tables are set."""
 
-    def build_head_layer(self) -> HeadLayer:
-        """Builds the decoder layer of the MTP head, by default like a layer that follows the
+    def build_head_layer(self, index: int) -> HeadLayer:
+        """Builds the decoder layer `index` of an MTP head, by default like a layer that follows the
         model's last one."""
-        return self.build_layer(self.config.num_layers)
+        return self.build_layer(index)
 
     def layer_name(self, index: int) -> str:
         """Name of a layer in a checkpoint."""
@@ -241,8 +244,10 @@ class DecoderModel(ABC):
 
     @property
     def caching_layers(self) -> Sequence[CachingLayer]:
-        """All layers by index, including that of an MTP head."""
-        return self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
+        """All layers by index, including those of MTP heads."""
+        if self.mtp is None:
+            return self.layers
+        return [*self.layers, self.mtp.layer, *(head.layer for head in self.mtp.further)]
 
     def _check_head(self) -> None:
         """Raises ValueError if logits are not just dot products with rows of the LM head."""

@@ -7,7 +7,7 @@ Schemas: `config/vendors/deepseek.py`, `config/vendors/zai.py` and `config/vendo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 
@@ -26,6 +26,7 @@ from worker.models.architectures.decoder import DecoderModel
 from worker.models.architectures.llama import PreNormLayer
 from worker.models.architectures.qwen3_moe import Qwen3MoeForCausalLM
 from worker.models.config.mla_config import MlaConfig
+from worker.models.config.model_config import ModelConfig
 from worker.models.layers.attention import attend_to_rows
 from worker.models.layers.cache_scales import CacheScales
 from worker.models.layers.context import (
@@ -52,7 +53,7 @@ _UNUSED_SCALES = ("v_proj.v_scale", "v_scale")
 """Value scales that a checkpoint may have. They are unused: latents are both keys and values, and
 use the keys' scale."""
 _EPS = 1e-6
-"""Epsilon of the norms within attention, which config.json does not set."""
+"""Epsilon of the norms within a model's attention, which config.json does not set."""
 
 
 class DeepseekForCausalLM(Qwen3MoeForCausalLM):
@@ -62,7 +63,7 @@ class DeepseekForCausalLM(Qwen3MoeForCausalLM):
 
     def build_layer(self, index: int) -> PreNormLayer:
         """Builds a layer with experts or with an MLP, as specified in config.json."""
-        attention = LatentAttention(self, index, self.query_scale)
+        attention = LatentAttention.of(self, index, self.query_scale)
         return PreNormLayer(self, attention, self.build_mlp(index), mixer_name="self_attn")
 
 
@@ -82,10 +83,14 @@ class LatentAttention:
     part of the layer itself or of the nearest earlier layer that has one.
 
     Args:
-        model: the model that the layer belongs to.
-        index: 0-based index of the layer.
+        config: the configuration of the layer's checkpoint.
+        options: options of the layer.
+        layer_index: 0-based index of the layer.
+        cos_sin: rotary table [positions, rotary_dim]; None if the layer has no rotary embedding.
+        eps: epsilon of the norms applied to latents.
         query_scale: factors applied to queries, by position, fp32 [positions]; None if queries are
             not scaled.
+        input_size: size of the input; 0 for the hidden size.
     """
 
     _up: torch.Tensor
@@ -97,18 +102,25 @@ class LatentAttention:
     """[heads, kv_rank, value_dim]: projects the attention output to the heads' values."""
 
     def __init__(
-        self, model: DecoderModel, index: int, query_scale: torch.Tensor | None = None
+        self,
+        config: ModelConfig,
+        options: LayerOptions,
+        *,
+        layer_index: int,
+        cos_sin: torch.Tensor | None,
+        eps: float,
+        query_scale: torch.Tensor | None = None,
+        input_size: int = 0,
     ) -> None:
-        config, options, mla = model.config, model.options, model.config.mla
+        mla = config.mla
         assert mla is not None, "the architecture has latents"
-        self._mla, self._layer_index, self._hidden_size = mla, index, config.hidden_size
-        self._cos_sin = model.rotary_table(index) if model.rotates(index) else None
-        self._query_scale = query_scale
+        self._mla, self._layer_index, self._hidden_size = mla, layer_index, config.hidden_size
+        self._cos_sin, self._query_scale = cos_sin, query_scale
         self._num_heads = divide(
             config.num_heads, options.group.world_size, "the number of attention heads"
         )
         self._scale = mla.query_dim**-0.5 * mla.score_factor
-        self.indexer = _indexer(model, index)
+        self.indexer = _indexer(config, options, layer_index, cos_sin)
         """Selects tokens; None if attention is not sparse, or if an earlier layer selects them."""
         self._batch_invariant = options.batch_invariant
         self._expansion = _expansion(mla, self._num_heads, options)
@@ -133,7 +145,7 @@ class LatentAttention:
         self.q_up: ColumnParallelLinear | None = None
         if mla.q_rank is not None:
             first = whole_part("q_a_proj", mla.q_rank)
-            self.q_norm = RMSNorm(mla.q_rank, _EPS, options)
+            self.q_norm = RMSNorm(mla.q_rank, eps, options)
             up = [divided_part("q_b_proj", queries, options)]
             self.q_up = ColumnParallelLinear(
                 mla.q_rank, up, bias=False, options=options, supports_lora=True
@@ -141,9 +153,13 @@ class LatentAttention:
         self._split = [first.local_size, mla.kv_rank, mla.rotary_dim]
         latents = whole_part("kv_a_proj_with_mqa", mla.cached_dim)
         self.down = ColumnParallelLinear(
-            config.hidden_size, [first, latents], bias=False, options=options, supports_lora=True
+            input_size or config.hidden_size,
+            [first, latents],
+            bias=False,
+            options=options,
+            supports_lora=True,
         )
-        self.kv_norm = RMSNorm(mla.kv_rank, _EPS, options)
+        self.kv_norm = RMSNorm(mla.kv_rank, eps, options)
         keys_and_values = config.num_heads * (mla.plain_dim + mla.value_dim)
         self.kv_up = ColumnParallelLinear(
             mla.kv_rank,
@@ -154,6 +170,17 @@ class LatentAttention:
         values = config.num_heads * mla.value_dim
         self.output = RowParallelLinear(
             values, config.hidden_size, bias=False, options=options, supports_lora=True
+        )
+
+    @classmethod
+    def of(cls, model: DecoderModel, index: int, query_scale: torch.Tensor | None = None) -> Self:
+        """The attention of layer `index` of a model; `query_scale` as above."""
+        return cls(
+            *(model.config, model.options),
+            layer_index=index,
+            cos_sin=model.rotary_table(index) if model.rotates(index) else None,
+            eps=_EPS,
+            query_scale=query_scale,
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -333,14 +360,16 @@ class LatentAttention:
         self.down.reorder(down)
 
 
-def _indexer(model: DecoderModel, index: int) -> Indexer | None:
+def _indexer(
+    config: ModelConfig, options: LayerOptions, index: int, cos_sin: torch.Tensor | None
+) -> Indexer | None:
     """The indexer of layer `index`; None if the layer has none."""
-    mla = model.config.mla
+    mla = config.mla
     if mla is None or mla.indexer is None or not mla.indexer.layers[index]:
         return None
     assert mla.q_rank is not None, "the family requires latent vectors of queries"
-    cos_sin = model.rotary_table(index)
-    return Indexer(mla.indexer, model.config.hidden_size, mla.q_rank, cos_sin, model.options)
+    assert cos_sin is not None, "the family has rotary embedding in all layers"
+    return Indexer(mla.indexer, config.hidden_size, mla.q_rank, cos_sin, options)
 
 
 def _expansion(mla: MlaConfig, num_heads: int, options: LayerOptions) -> Expansion | None:

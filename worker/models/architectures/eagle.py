@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.deepseek import LatentAttention
 from worker.models.architectures.llama import PreNormLayer
 from worker.models.config.eagle_config import EagleConfig
 from worker.models.config.model_config import ModelConfig
@@ -35,7 +36,7 @@ class EagleLayer:
     and a hidden state.
 
     Args:
-        config: the head's sizes.
+        config: the head's sizes; its attention is latent (MLA) or Llama's.
         options: options of the head's layers.
         layer_index: index among the model's layers.
         cos_sin: rotary table [positions, rotary_dim].
@@ -52,13 +53,23 @@ class EagleLayer:
         norm_before_residual: bool,
     ) -> None:
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.attention = Attention(
-            *(config, options),
-            layer_index=layer_index,
-            cos_sin=cos_sin,
-            traits=AttentionTraits(),
-            input_size=2 * size,
-        )
+        self.attention: Attention | LatentAttention
+        if config.mla is None:
+            self.attention = Attention(
+                *(config, options),
+                layer_index=layer_index,
+                cos_sin=cos_sin,
+                traits=AttentionTraits(),
+                input_size=2 * size,
+            )
+        else:
+            self.attention = LatentAttention(
+                *(config, options),
+                layer_index=layer_index,
+                cos_sin=cos_sin,
+                eps=eps,
+                input_size=2 * size,
+            )
         assert self.attention.kv_cache_spec is not None, "attention has a KV cache"
         self.kv_cache_spec = self.attention.kv_cache_spec
         self.mlp = GatedMLP(config, options)

@@ -191,7 +191,7 @@ class KimiLinearForCausalLM(Qwen3MoeForCausalLM):
         assert moe is not None, "the architecture has experts"
         is_linear = index in linear
         mixer: Mixer = (
-            KimiDeltaAttention(self, index) if is_linear else LatentAttention(self, index)
+            KimiDeltaAttention(self, index) if is_linear else LatentAttention.of(self, index)
         )
         return PreNormLayer(
             *(self, mixer, self.build_mlp(index)),

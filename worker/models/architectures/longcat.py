@@ -33,9 +33,9 @@ class LongcatFlashForCausalLM(DecoderModel):
             return self._first
         return SecondHalf(self, index, self._first)
 
-    def build_head_layer(self) -> PreNormLayer:
+    def build_head_layer(self, index: int) -> PreNormLayer:
         """Builds the MTP head's layer: latent attention and an MLP."""
-        attention = ScaledLatentAttention(self, self.config.num_layers)
+        attention = ScaledLatentAttention.of(self, index)
         mlp = GatedMLP(self.config, self.options)
         names = {"mixer_name": "self_attn", "mlp_name": "transformer_layer.mlp"}
         return PreNormLayer(self, attention, mlp, **names)
@@ -66,7 +66,7 @@ class FirstHalf(PreNormLayer):
 
     def __init__(self, model: DecoderModel, index: int) -> None:
         self.experts = MoeMLP(model.config, model.options, _NAMES)
-        attention = ScaledLatentAttention(model, index)
+        attention = ScaledLatentAttention.of(model, index)
         mlp = GatedMLP(model.config, model.options)
         super().__init__(model, attention, mlp, mixer_name="self_attn.0", mlp_name="mlps.0")
         self._needs_fp32 = self.experts.needs_fp32
@@ -98,7 +98,7 @@ class SecondHalf(PreNormLayer):
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.1", "post_attention_layernorm.1")
 
     def __init__(self, model: DecoderModel, index: int, first: FirstHalf) -> None:
-        attention = ScaledLatentAttention(model, index)
+        attention = ScaledLatentAttention.of(model, index)
         self._dense = GatedMLP(model.config, model.options)
         super().__init__(model, attention, self._dense, mixer_name="self_attn.1", mlp_name="mlps.1")
         self._first = first

@@ -28,9 +28,8 @@ class MiMoV2ForCausalLM(Qwen3MoeForCausalLM):
         """Builds a layer, with attention sinks if it has a window."""
         return LlamaLayer(self, index, self.build_mlp(index), traits=self._traits(index))
 
-    def build_head_layer(self) -> LlamaLayer:
+    def build_head_layer(self, index: int) -> LlamaLayer:
         """Builds the MTP head's layer, whose second norm has a different name."""
-        index = self.config.num_layers
         return _HeadLayer(self, index, self.build_mlp(index), traits=self._traits(index))
 
     def _traits(self, index: int) -> AttentionTraits:

@@ -57,7 +57,8 @@ class MtpHead:
 
     Args:
         mtp: names and properties of the head.
-        layer: the head's decoder layer, whose index follows that of the model's last layer.
+        layer: the head's decoder layer.
+        layer_index: index of that layer, which follows those of the model's layers.
         build_norm: the model's `build_norm`.
         config: the model's configuration.
         options: options of the model's layers.
@@ -67,13 +68,16 @@ class MtpHead:
         self,
         mtp: MtpConfig,
         layer: HeadLayer,
+        layer_index: int,
         build_norm: Callable[[], HiddenNorm],
         config: ModelConfig,
         options: LayerOptions,
     ) -> None:
         self.mtp = mtp
-        self.layer_index = config.num_layers
+        self.layer_index = layer_index
         """Index of the head's layer among the model's."""
+        self.further: tuple[MtpHead, ...] = ()
+        """Heads for the tokens after that (`MtpConfig.further`)."""
         self.layer = layer
         """The head's decoder layer."""
         self.hidden_size = config.hidden_size
@@ -94,7 +98,7 @@ class MtpHead:
         )
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Weight slots for all tensors of the head."""
+        """Weight slots for all tensors of this head and of further heads."""
         yield from self.embedding_norm.weight_slots(self.mtp.embedding_norm)
         yield from self.hidden_norm.weight_slots(self.mtp.hidden_norm)
         yield from self.projection.weight_slots("")
@@ -102,9 +106,12 @@ class MtpHead:
         yield from self.final_norm.weight_slots(self.mtp.final_norm)
         if self.lm_head is not None:
             yield from self.lm_head.weight_slots(self.mtp.lm_head)
+        for head in self.further:
+            yield from head.weight_slots()
 
     def process_after_loading(self, embedding: VocabParallelEmbedding) -> None:
-        """Packs projection, layer and LM head after loading, unless `native` holds them.
+        """Packs projection, layer and LM head after loading, unless `native` holds them, and the
+        further heads.
 
         Args:
             embedding: the model's embedding.
@@ -115,6 +122,8 @@ class MtpHead:
         self.layer.process_after_loading()
         if self.lm_head is not None:
             self.lm_head.process_after_loading(embedding)
+        for head in self.further:
+            head.process_after_loading(embedding)
 
     def forward(
         self,
@@ -129,7 +138,8 @@ class MtpHead:
 
         Args:
             embedded: [T, hidden]: embeddings of the tokens after `positions`.
-            hidden: [T, hidden]: hidden states of the model at `positions`, or earlier outputs.
+            hidden: [T, hidden]: hidden states of the model at `positions`, or earlier outputs,
+                also of the head before this one.
             positions: [T] int64.
             ctx: caches and planned attention of the step, for `layer_index` too.
             logits_indices: int64 [S], ascending: tokens whose outputs are needed; None for all.

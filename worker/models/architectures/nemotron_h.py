@@ -241,10 +241,8 @@ class NemotronHForCausalLM(DecoderModel):
         """Builds a layer with the kind of block listed in config.json."""
         return self._build(self.extra("layer_kinds")[index], index)
 
-    def build_head_layer(self) -> HeadBlocks:
-        """Builds the blocks of the MTP head; the index of its attention block follows that of the
-        last layer."""
-        index = self.config.num_layers
+    def build_head_layer(self, index: int) -> HeadBlocks:
+        """Builds the blocks of the MTP head; its attention block has this index."""
         return HeadBlocks([self._build(kind, index) for kind in self.extra("head_kinds")])
 
     def _build(self, kind: str, index: int) -> DecoderLayer:

@@ -17,4 +17,4 @@ class YoutuForCausalLM(DecoderModel):
     def build_layer(self, index: int) -> PreNormLayer:
         """Builds a layer; all layers have the same structure."""
         mlp = GatedMLP(self.config, self.options)
-        return PreNormLayer(self, LatentAttention(self, index), mlp, mixer_name="self_attn")
+        return PreNormLayer(self, LatentAttention.of(self, index), mlp, mixer_name="self_attn")

@@ -1,25 +1,40 @@
 """Configuration of EAGLE-3 heads, from the config.json of their own checkpoint. Does not import
 torch.
 
-EAGLE-3: arXiv 2503.01840. Keys and defaults are those of vLLM, SpecForge and speculators.
+EAGLE-3: arXiv 2503.01840. Keys and defaults are those of vLLM, SpecForge, TorchSpec, ModelOpt
+and speculators.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import msgspec
 
 from worker.models.config.checkpoint import find_shape, read_json, resolve_checkpoint
-from worker.models.config.family import Layers
+from worker.models.config.family import FamilyConfig, Layers
+from worker.models.config.latent_family import LatentFamilyConfig
 from worker.models.config.model_config import ModelConfig
 from worker.models.config.multimodal import TensorNames
-from worker.models.config.schema import Count, RawConfig, architectures, only, short, words
+from worker.models.config.schema import (
+    Count,
+    No,
+    One,
+    RawConfig,
+    Yes,
+    architectures,
+    only,
+    read_fields,
+    short,
+    words,
+)
+from worker.models.config.vendors.deepseek import NEXT_LAYERS, TRAINING
 from worker.models.config.vendors.meta import LlamaConfig
 
 _LLAMA_HEADS = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+_LATENT_HEADS = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
 _SPECULATORS = ("Eagle3Speculator", "Eagle3DraftModel")
 """Values of `architectures` written by speculators; these checkpoints have the layer's keys in a
 separate object."""
@@ -34,53 +49,89 @@ _TENSORS = TensorNames(
 )
 
 
-class EagleSchema(LlamaConfig):
-    """config.json of an EAGLE-3 head with a Llama layer."""
+class EagleKeys(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Keys of config.json that any EAGLE-3 head may have, besides those of its decoder layer."""
 
-    harmless = LlamaConfig.harmless | words(
-        """
-        draft_model_type embed_requires_grad has_no_defaults_at_init modal_type
-        num_aux_hidden_states target_model_type use_sliding_window
-        """
-    )
-
-    num_hidden_layers: Annotated[Layers, only(1)] = 1
     draft_vocab_size: Count | None = None
     target_hidden_size: Count | None = None
     eagle_aux_hidden_state_layer_ids: list[int] | None = None
-    use_aux_hidden_state: Annotated[bool, only(True)] = True
+    use_aux_hidden_state: Yes = True
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    use_input_layernorm_in_first_layer: Yes = True
+    use_last_layernorm: Yes = True
+    use_mtp_layernorm: No = False
+    parallel_draft_step: One = 1
+    """Number of tokens that the head predicts at once."""
 
-    @classmethod
-    def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json with the keys of its objects `eagle_config` and `transformer_layer_config`
-        merged into the other keys."""
-        merged = dict(raw)
-        layer = merged.pop("transformer_layer_config", None) or {}
-        for key in [key for key in merged if key.startswith("speculators_")]:
-            del merged[key]
-        eagle = merged.pop("eagle_config", None) or {}
-        if not isinstance(layer, dict) or not isinstance(eagle, dict):
-            raise ValueError(
-                "eagle_config and transformer_layer_config in config.json must be objects: fix them"
-            )
-        return super().prepare({**layer, **merged, **eagle})
 
-    @classmethod
-    def read(cls, raw: RawConfig) -> Self:
-        """Reads the content of config.json; raises ValueError like `FamilyConfig.read`, and for
-        other kinds of heads."""
-        names = architectures(raw)
-        if not set(names) & {*_LLAMA_HEADS, *_SPECULATORS}:
-            raise ValueError(
-                f"architectures {names} in config.json are not supported as an EAGLE-3 head: use a "
-                f"checkpoint of one of {', '.join((*_LLAMA_HEADS, *_SPECULATORS))}, or "
-                "--speculative-method draft for a complete model"
-            )
-        return super().read({**raw, "model_type": "llama"})
+_HARMLESS = words(
+    """
+    draft_model_type embed_requires_grad has_no_defaults_at_init modal_type next_layer_regular
+    num_aux_hidden_states parallel_draft_heads_num_layers target_model_type
+    """
+)
+"""Keys that have no effect in heads of one layer that predict one token."""
+
+
+class LlamaLayer(LlamaConfig):
+    """Keys of a decoder layer with Llama's attention."""
+
+    harmless = LlamaConfig.harmless | _HARMLESS | words("use_sliding_window")
+
+    num_hidden_layers: Annotated[Layers, only(1)] = 1
+
+
+class LatentLayer(LatentFamilyConfig):
+    """Keys of a decoder layer with latent attention (MLA). Those of experts have no effect, since
+    the layer has an MLP."""
+
+    architecture = _LATENT_HEADS[0]
+    model_types = ("deepseek_v3",)
+    harmless = (
+        TRAINING
+        | NEXT_LAYERS
+        | _HARMLESS
+        | words(
+            """
+            first_k_dense_replace moe_intermediate_size moe_layer_freq n_group n_routed_experts
+            n_shared_experts norm_topk_prob num_experts_per_tok routed_scaling_factor scoring_func
+            topk_group topk_method
+            """
+        )
+    )
+
+    num_hidden_layers: Annotated[Layers, only(1)] = 1
+    max_position_embeddings: Count = 4096
+
+
+def _read(raw: RawConfig) -> tuple[EagleKeys, FamilyConfig]:
+    """Reads the content of config.json: the head's own keys and those of its decoder layer, which
+    may also be in the objects `eagle_config` and `transformer_layer_config`; raises ValueError like
+    `FamilyConfig.read`, and for other kinds of heads."""
+    supported = (*_LLAMA_HEADS, *_LATENT_HEADS, *_SPECULATORS)
+    names = architectures(raw)
+    if not set(names) & {*supported}:
+        raise ValueError(
+            f"architectures {names} in config.json are not supported as an EAGLE-3 head: use a "
+            f"checkpoint of one of {', '.join(supported)}, or --speculative-method draft for a "
+            "complete model"
+        )
+    merged = {key: raw[key] for key in raw if not key.startswith("speculators_")}
+    layer = merged.pop("transformer_layer_config", None) or {}
+    eagle = merged.pop("eagle_config", None) or {}
+    if not isinstance(layer, dict) or not isinstance(eagle, dict):
+        raise ValueError(
+            "eagle_config and transformer_layer_config in config.json must be objects: fix them"
+        )
+    merged = {**layer, **merged, **eagle}
+    fields = EagleKeys.__struct_fields__
+    own = {key: merged.pop(key) for key in fields if key in merged}
+    kind = LatentLayer if set(names) & {*_LATENT_HEADS} else LlamaLayer
+    family = kind.read({**merged, "model_type": kind.model_types[0]})
+    return read_fields(EagleKeys, own, frozenset()), family
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,27 +182,27 @@ def read_eagle(checkpoint: str, model: ModelConfig, *, weights: bool = True) -> 
     folder = resolve_checkpoint(checkpoint, weights=False)
     raw = read_json(folder / "config.json")
     try:
-        schema = EagleSchema.read(raw)
-        head = ModelConfig.of_family(schema, raw, folder, tensors=_TENSORS)
+        keys, layer = _read(raw)
+        head = ModelConfig.of_family(layer, raw, folder, tensors=_TENSORS)
         if weights:
             head = replace(head, folder=resolve_checkpoint(checkpoint))
-        config = _of(schema, head, model)
+        config = _of(keys, head, model)
         _check(config, model)
     except ValueError as error:
         raise ValueError(f"--speculative-model {checkpoint}: {error}") from error
     return config
 
 
-def _of(schema: EagleSchema, head: ModelConfig, model: ModelConfig) -> EagleConfig:
-    taps, count = schema.eagle_aux_hidden_state_layer_ids, model.num_layers
+def _of(keys: EagleKeys, head: ModelConfig, model: ModelConfig) -> EagleConfig:
+    taps, count = keys.eagle_aux_hidden_state_layer_ids, model.num_layers
     if taps is None:
         taps = [2, count // 2, count - 3]
-    flags: Mapping[str, Any] = msgspec.structs.asdict(schema)
+    flags: Mapping[str, Any] = msgspec.structs.asdict(keys)
     return EagleConfig(
         head=head,
         taps=tuple(taps),
-        target_hidden_size=schema.target_hidden_size or head.hidden_size,
-        draft_vocab_size=schema.draft_vocab_size or head.vocab_size,
+        target_hidden_size=keys.target_hidden_size or head.hidden_size,
+        draft_vocab_size=keys.draft_vocab_size or head.vocab_size,
         has_embedding=find_shape(head.folder, "embed_tokens.weight") is not None,
         has_lm_head=find_shape(head.folder, "lm_head.weight") is not None,
         **{name: flags[name] for name in _FLAGS},

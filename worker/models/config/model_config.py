@@ -272,9 +272,12 @@ class ModelConfig:
             return config
         return replace(config, num_heads=self.layer_heads[index], layer_heads=None)
 
-    def with_mtp(self) -> ModelConfig:
-        """The configuration with the checkpoint's MTP head. Its decoder layer has index
-        `num_layers`: per-layer lists get one more entry.
+    def with_mtp(self, num_drafts: int) -> ModelConfig:
+        """The configuration with the checkpoint's MTP heads. Their decoder layers have the indices
+        from `num_layers` on: per-layer lists get one more entry per head.
+
+        Args:
+            num_drafts: maximum number of drafts; further heads are not loaded.
 
         Raises:
             ValueError: MTP heads of this family are not supported.
@@ -285,23 +288,34 @@ class ModelConfig:
                 f"--speculative-method mtp is not supported for {self.architecture}: use ngram, or "
                 "draft with a smaller model"
             )
+        mtp = replace(mtp, further=mtp.further[: num_drafts - 1])
+        chain, extended = mtp.chain, (True,) * len(mtp.chain)
         if names is not None:
-            kept = [one for one in names.skipped if not mtp.layer.startswith(one)]
-            names = replace(names, skipped=(*kept, *mtp.skipped))
-        if moe is not None and mtp.is_dense:
-            moe = replace(moe, dense_layers=moe.dense_layers | {self.num_layers})
-        if mla is not None and mla.indexer is not None:  # the head's layer has its own indexer
-            layers = (*mla.indexer.layers, True)
+            loaded = [head.layer for head in chain]
+            kept = [
+                name for name in names.skipped if not any(one.startswith(name) for one in loaded)
+            ]
+            names = replace(
+                names, skipped=(*kept, *(one for head in chain for one in head.skipped))
+            )
+        if moe is not None:
+            dense = {index for index, head in enumerate(chain, self.num_layers) if head.is_dense}
+            moe = replace(moe, dense_layers=moe.dense_layers | dense)
+        if mla is not None and mla.indexer is not None:  # each head's layer has its own indexer
+            layers = (*mla.indexer.layers, *extended)
             mla = replace(mla, indexer=replace(mla.indexer, layers=layers))
         heads = self.layer_heads
+        if heads is not None:
+            heads = (*heads, *(head.num_heads or self.num_heads for head in chain))
         return replace(
             self,
-            windows=(*self.windows, mtp.window),
-            rotating=None if self.rotating is None else (*self.rotating, True),
-            layer_heads=None if heads is None else (*heads, mtp.num_heads or self.num_heads),
+            windows=(*self.windows, *(head.window for head in chain)),
+            rotating=None if self.rotating is None else (*self.rotating, *extended),
+            layer_heads=heads,
             moe=moe,
             mla=mla,
             tensors=names,
+            mtp=mtp,
             loads_mtp=True,
         )
 

@@ -12,7 +12,7 @@ class MtpConfig:
     next token (DeepSeek-V3, arXiv 2412.19437, section 2.2). It consists of a projection of both,
     one decoder layer and a norm, and uses the model's embedding and LM head.
 
-    Checkpoints with several heads, each for one more token, are served with the first one."""
+    Some checkpoints have further heads, each for one more token (`further`)."""
 
     layer: str
     """Prefix of the tensor names of the head's decoder layer."""
@@ -39,9 +39,16 @@ class MtpConfig:
     recycles_normed: bool = True
     """Whether the next prediction starts from the output of the final norm, rather than from its
     input."""
+    further: tuple[MtpConfig, ...] = ()
+    """Heads for the tokens after that, in order: each reads the states of the head before it."""
     skipped: tuple[str, ...] = ()
     """Name prefixes of tensors of the head that are not loaded: copies of the model's embedding and
     LM head."""
+
+    @property
+    def chain(self) -> tuple[MtpConfig, ...]:
+        """This head and the further ones."""
+        return (self, *self.further)
 
     @classmethod
     def after_layers(

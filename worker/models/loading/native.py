@@ -229,8 +229,8 @@ def _layer_tensors(layer: LlamaLayer, rank: int, is_loaded: bool) -> LayerTensor
 
 def _pack_head(decoder: NativeDecoder, head: MtpHead, world_size: int) -> None:
     """Packs the head of a natively run model for the library and drops its weights. With several
-    ranks, torch runs the head."""
-    if world_size > 1 or not head.mtp.recycles_normed:
+    ranks or heads, torch runs them."""
+    if world_size > 1 or head.further or not head.mtp.recycles_normed:
         return
     layer = _llama_layer(head.layer)
     tensors = HeadTensors(

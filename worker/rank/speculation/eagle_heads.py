@@ -39,7 +39,7 @@ class EagleProposer(HeadProposer):
         *,
         most_tokens: int,
     ) -> None:
-        super().__init__(model, head, tables, kv_caches, group, backend)
+        super().__init__(model, [head], tables, kv_caches, [group], backend)
         self._eagle = head
         head.allocate(most_tokens)
 

@@ -79,8 +79,10 @@ def create_heads(
             most_tokens=config.scheduling.max_num_batched_tokens,
         )
     if head.native is None:
-        group = next(group for group in layout.groups if head.layer_index in group.layers)
-        return HeadProposer(model, head, tables, kv_caches, group, backend)
+        heads = (head, *head.further)
+        own = {one.layer_index for one in heads}
+        groups = [group for group in layout.groups if own.intersection(group.layers)]
+        return HeadProposer(model, heads, tables, kv_caches, groups, backend)
     assert config.speculative is not None, "a head is loaded to draft"
     most = config.speculative.num_speculative_tokens
     return NativeHeadProposer(head.native, tables, kv_caches[head.layer_index], most)

@@ -13,6 +13,11 @@ After each step, `follow` computes the head for the step's rows, whose next toke
 they have been sampled or are part of the prompt. Each cached position thus has the request's own
 pair, except that the last position of a prefix hit may have been computed with the next token of
 another request. Pairs of drafts are overwritten by the next `follow`.
+
+If there are further heads, head k creates draft k. Instead of a hidden state of the model, it reads
+the output of head k - 1 at the previous position, or zeros at the first position and after a prefix
+hit. `follow` computes all heads. The pass for draft k computes head k and the heads after it, whose
+caches later passes read. The last head also continues from its own output.
 """
 
 from __future__ import annotations
@@ -69,17 +74,18 @@ class DraftingHead(Protocol):
 
 
 class HeadProposer(Proposer):
-    """Drafts with the model's MTP head, which is sharded like the model.
+    """Drafts with the model's MTP heads, which are sharded like the model.
 
     Samples with the parameters, seeds and keyed noise that the model uses at the same position.
 
     Args:
-        model: the model, whose embedding and LM head the head uses.
-        head: its head.
+        model: the model, whose embedding and LM head the heads use.
+        heads: its heads: the first one reads hidden states of the model, others the outputs of the
+            head before at the position before.
         tables: the rank's tables; drafts are written to the token pool, which the model reads.
-        kv_caches: KV caches by layer, the head's included.
-        group: group of the head's layer.
-        backend: attention backend of the head.
+        kv_caches: KV caches by layer, the heads' included.
+        groups: groups of the heads' layers.
+        backend: attention backend of the heads.
     """
 
     needs_pages = True
@@ -87,30 +93,38 @@ class HeadProposer(Proposer):
     def __init__(
         self,
         model: DecoderModel,
-        head: DraftingHead,
+        heads: Sequence[DraftingHead],
         tables: DeviceTables,
         kv_caches: Mapping[int, KVCache],
-        group: KVCacheGroup,
+        groups: Sequence[KVCacheGroup],
         backend: AttentionBackend,
     ) -> None:
         num_slots = len(tables.token_pool)
         super().__init__(Calibration(num_slots, PRIORS, PRIOR_WEIGHT))
-        self._model, self._head, self._tables = model, head, tables
-        self._caches, self._group, self._backend = kv_caches, group, backend
+        self._model, self._heads, self._tables = model, heads, tables
+        self._caches, self._groups, self._backend = kv_caches, groups, backend
         self._outputs = torch.zeros(
-            num_slots, head.hidden_size, dtype=model.options.dtype, device=tables.device
+            *(len(heads), num_slots, heads[0].hidden_size),
+            dtype=model.options.dtype,
+            device=tables.device,
         )
-        """[slots, hidden]: output of the head at the position before the newest token."""
+        """[heads, slots, hidden]: outputs of the heads at the position before the newest token."""
         self._buffers: _StaticBuffers | None = None
         """Buffers that graphs read; None before `prepare_capture`."""
         self._follows: dict[tuple[int, int], Callable[[], None]] = {}
         """Graphs of `follow`, by rows and tokens of the step's graph."""
-        self._passes: dict[tuple[int, bool, bool], Callable[[], None]] = {}
-        """Graphs of passes, by number of rows, whether rows have filters, and whether it is the
-        first pass."""
+        self._passes: dict[tuple[int, bool, int], Callable[[], None]] = {}
+        """Graphs of passes, by number of rows, whether rows have filters, and number of the pass;
+        the last number is that of all later passes."""
+
+    def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
+        """Also resets the outputs that further heads read before the first computed position."""
+        super().admit(slot, end_token_ids)
+        if len(self._heads) > 1:
+            self._outputs[:, slot].zero_()
 
     def follow(self, batch: Batch, hidden: torch.Tensor, accepted: AcceptedTokens | None) -> None:
-        """Computes the head for the rows of a sampled step; does not wait for the device.
+        """Computes the heads for the rows of a sampled step; does not wait for the device.
 
         Args:
             batch: the step's batch.
@@ -147,8 +161,8 @@ class HeadProposer(Proposer):
                 return
             rows = self._rows(slots, placement.newest, last, end)
             outputs: torch.Tensor | None = None
-            for _ in range(num_passes):
-                outputs, _, _ = self._guess(rows, outputs)
+            for number in range(num_passes):
+                outputs, _, _ = self._guess(rows, number, outputs)
 
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
         """Guesses for each request, and the number that become drafts; waits for the device. On
@@ -163,7 +177,7 @@ class HeadProposer(Proposer):
         columns: list[tuple[torch.Tensor, torch.Tensor]] = []
         for number in range(max(counts)):
             ends = (newest + np.minimum(most, number)).tolist()
-            outputs, logits, tokens = self._guess(rows, outputs, ends)
+            outputs, logits, tokens = self._guess(rows, number, outputs, ends)
             columns.append((tokens, self._probabilities(rows, logits, tokens)))
             if device.type == "cpu" or number + 1 == max(counts):
                 found = self._worthwhile(requests, columns, threshold)
@@ -179,9 +193,9 @@ class HeadProposer(Proposer):
             packed=torch.empty_like(stage(arrays, device).packed),
             starts=torch.zeros(largest, dtype=torch.int64, device=device),
             last=torch.zeros(largest, dtype=torch.int64, device=device),
-            outputs=torch.zeros_like(self._outputs[:1]).repeat(largest, 1),
-            latest=torch.zeros(len(self._outputs), dtype=torch.int64, device=device),
-            slots=torch.zeros(len(self._outputs), dtype=torch.int64, device=device),
+            outputs=torch.zeros_like(self._outputs[:, :1]).repeat(1, largest, 1),
+            latest=torch.zeros(self._outputs.shape[1], dtype=torch.int64, device=device),
+            slots=torch.zeros(self._outputs.shape[1], dtype=torch.int64, device=device),
         )
         self.close()
 
@@ -212,7 +226,7 @@ class HeadProposer(Proposer):
         buffers.packed[: len(staged.packed)].copy_(staged.packed)
         for buffer in (buffers.starts, buffers.last):
             buffer.fill_(1)  # a pass reads the position before
-        for filters, is_first in itertools.product(((), FILTERS), (True, False)):
+        for filters, number in itertools.product(((), FILTERS), range(len(self._heads) + 1)):
             rows = DraftingRows(
                 staged=staged.at(buffers.packed),
                 starts=buffers.starts[:size],
@@ -222,8 +236,8 @@ class HeadProposer(Proposer):
                 filters=filters,
                 max_top_k=tables.vocab_size,
             )
-            launch = partial(self._guess_static, rows, buffers.outputs[:size], is_first)
-            self._passes[size, bool(filters), is_first] = capture(launch)
+            launch = partial(self._guess_static, rows, buffers.outputs[:, :size], number)
+            self._passes[size, bool(filters), number] = capture(launch)
 
     def close(self) -> None:
         """Drops all graphs."""
@@ -253,20 +267,27 @@ class HeadProposer(Proposer):
             buffer[count:size].fill_(1)
         has_filters = bool(tables.sampling.filters(slots))
         for number in range(num_passes):
-            self._passes[size, has_filters, number == 0]()
+            self._passes[size, has_filters, min(number, len(self._heads))]()
 
-    def _guess_static(self, rows: DraftingRows, outputs: torch.Tensor, is_first: bool) -> None:
+    def _guess_static(self, rows: DraftingRows, outputs: torch.Tensor, number: int) -> None:
         """Runs `_guess` on static buffers; `outputs` is replaced in place."""
-        now, _, _ = self._guess(rows, None if is_first else outputs)
+        now, _, _ = self._guess(rows, number, outputs)
         outputs.copy_(now)
 
     def _follow_rows(
         self, batch: Batch, hidden: torch.Tensor, latest: torch.Tensor, slots: torch.Tensor
     ) -> None:
-        """Computes the head for a batch's rows, and keeps the outputs of the tokens `latest` [R] by
-        slot [R]."""
-        outputs = self._forward(batch, self._inputs(hidden), latest)
-        self._outputs.index_copy_(0, slots, outputs)
+        """Computes the heads for a batch's rows, and keeps the outputs of the tokens `latest` [R]
+        by slot [R]."""
+        step, states = self._gather(batch), self._inputs(hidden)
+        for head, kept in zip(self._heads[:-1], self._outputs, strict=False):
+            outputs = self._run(head, step, states)
+            # At the position before a row's first token, the latest output of its slot.
+            before = kept.index_select(0, step.slots)
+            states = torch.where(_is_first(batch, step), before, outputs.roll(1, 0))
+            kept.index_copy_(0, slots, outputs.index_select(0, latest))
+        ends = self._run(self._heads[-1], step, states, latest)
+        self._outputs[-1].index_copy_(0, slots, ends)
 
     def _inputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """Inputs of the head [T, size] in a step whose final hidden states are `hidden`."""
@@ -327,6 +348,7 @@ class HeadProposer(Proposer):
     def _guess(
         self,
         rows: DraftingRows,
+        number: int,
         outputs: torch.Tensor | None,
         ends: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -334,20 +356,23 @@ class HeadProposer(Proposer):
 
         Args:
             rows: the rows.
-            outputs: [F, hidden]: outputs of the previous pass; None in the first pass, which starts
-                from the outputs that `follow` has kept.
+            number: number of the pass; pass 0 starts from the outputs that `follow` has kept.
+            outputs: [heads, F, hidden]: outputs of the previous pass; unused in pass 0.
             ends: [F]: positions of the latest tokens, if the host knows them.
 
         Returns:
-            Outputs [F, hidden] and logits [F, vocab] of this pass, and its tokens [F].
+            Outputs [heads, F, hidden] and logits [F, vocab] of this pass, and its tokens [F].
         """
-        tables = self._tables
-        if outputs is None:
-            outputs = self._outputs.index_select(0, rows.staged["slots"])
+        tables, drafting = self._tables, min(number, len(self._heads) - 1)
+        if number == 0:
+            outputs = self._outputs.index_select(1, rows.staged["slots"])
         else:
+            assert outputs is not None, "only the first pass starts from nothing"
             # The latest draft is the next token of the position before it.
-            outputs = self._forward(decode_batch(rows, rows.starts - 1, tables, ends), outputs)
-        logits = self._head.compute_logits(outputs, self._model.compute_logits)
+            step = self._gather(decode_batch(rows, rows.starts - 1, tables, ends))
+            outputs = self._advance(step, number, outputs)
+        head = self._heads[drafting]
+        logits = head.compute_logits(outputs[drafting], self._model.compute_logits)
         positions = rows.starts + 1
         parameters = staged_parameters(rows.staged, positions, rows.filters, rows.max_top_k)
         tokens = sample_logits(logits, parameters, native=tables.native_sampling)
@@ -355,21 +380,37 @@ class HeadProposer(Proposer):
         rows.advance(positions)
         return outputs, logits, tokens
 
-    def _forward(
-        self, batch: Batch, hidden: torch.Tensor, logits_indices: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Outputs of the head for a batch's rows, [T, hidden] or [S, hidden] of `logits_indices`.
-        Next tokens are read from the token pool."""
+    def _advance(self, step: _Step, number: int, outputs: torch.Tensor) -> torch.Tensor:
+        """Outputs [heads, F, hidden] of pass `number`, from 1 on, given those of the previous one.
+        It computes the head that drafts, and those after it, whose caches later passes read. After
+        the last head's first draft, this head continues from its own outputs."""
+        last, found = len(self._heads) - 1, list(outputs)
+        if number > last:
+            found[last] = self._run(self._heads[last], step, outputs[last])
+        for index in range(number, last + 1):
+            found[index] = self._run(self._heads[index], step, outputs[index - 1])
+        return torch.stack(found)
+
+    def _gather(self, batch: Batch) -> _Step:
+        """Inputs of the heads for a batch's rows. Next tokens are read from the token pool."""
         tables = self._tables
-        inputs = gather_inputs(batch, tables, self._caches, [self._group], self._backend)
+        inputs = gather_inputs(batch, tables, self._caches, self._groups, self._backend)
         assert batch.staged is not None, "gather_inputs reads the arrays"
-        slots, lengths = batch.staged["slots"], batch.staged["query_start"].diff()
-        slots = slots.repeat_interleave(lengths, output_size=len(inputs.positions))
+        slots = _by_token(batch.staged["slots"], batch, len(inputs.positions))
         cells = slots * tables.token_stride + inputs.positions + 1
         embedded = self._embed(tables.flat_tokens.index_select(0, cells))
-        return self._head.forward(
-            embedded, hidden, inputs.positions, inputs.context, logits_indices
-        )
+        return _Step(embedded, inputs.positions, inputs.context, slots)
+
+    def _run(
+        self,
+        head: DraftingHead,
+        step: _Step,
+        states: torch.Tensor,
+        logits_indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Outputs of a head for states [T, size]: [T, hidden], or [S, hidden] of
+        `logits_indices`."""
+        return head.forward(step.embedded, states, step.positions, step.context, logits_indices)
 
     def _accepted_ends(
         self, accepted: AcceptedTokens, slots: torch.Tensor, query_start: torch.Tensor
@@ -395,6 +436,18 @@ class HeadProposer(Proposer):
         )
 
 
+class _Step(NamedTuple):
+    """Inputs of the heads for the T tokens of a batch."""
+
+    embedded: torch.Tensor
+    """[T, hidden]: embeddings of the next tokens."""
+    positions: torch.Tensor
+    """[T] int64."""
+    context: ForwardContext
+    slots: torch.Tensor
+    """[T] int64: slot of each token's row."""
+
+
 class _StaticBuffers(NamedTuple):
     """Buffers at fixed addresses, for F rows that draft and for the R rows of a step."""
 
@@ -405,11 +458,24 @@ class _StaticBuffers(NamedTuple):
     last: torch.Tensor
     """[F] int64, as in DraftingRows."""
     outputs: torch.Tensor
-    """[F, hidden]: outputs of the latest pass."""
+    """[heads, F, hidden]: outputs of the latest pass."""
     latest: torch.Tensor
     """[R] int64: index of the position before each row's newest token."""
     slots: torch.Tensor
     """[R] int64: slots of the rows."""
+
+
+def _by_token(values: torch.Tensor, batch: Batch, num_tokens: int) -> torch.Tensor:
+    """Values of a batch's rows [R], repeated for their tokens [T]."""
+    assert batch.staged is not None, "the rows are staged"
+    return values.repeat_interleave(batch.staged["query_start"].diff(), output_size=num_tokens)
+
+
+def _is_first(batch: Batch, step: _Step) -> torch.Tensor:
+    """Whether tokens are the first ones of their rows, [T, 1]."""
+    assert batch.starts is not None, "the rows are staged"
+    starts = _by_token(batch.starts, batch, len(step.positions))
+    return (step.positions == starts).unsqueeze(1)
 
 
 def _unpadded(batch: Batch, tables: DeviceTables) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any, Literal
 
 from worker.models.config.family import FULL, SLIDING, FamilyConfig, HeadSizes
@@ -203,12 +204,17 @@ class Step3p5Config(FamilyConfig):
         return self.num_sliding_attention_heads or heads
 
     def mtp(self) -> MtpConfig | None:
-        """The first MTP head, which has a dense layer and its own LM head."""
-        kinds = self.mtp_layer_types or ()
-        if not self.next_layers() or not kinds or kinds[0] not in self.layer_kinds:
+        """The MTP heads, each of which has a dense layer and its own LM head."""
+        kinds = (self.mtp_layer_types or [])[: self.next_layers()]
+        if not kinds or not {*kinds} <= {*self.layer_kinds}:
             return None
-        has_window = kinds[0] == SLIDING
-        layer = f"model.layers.{self.num_hidden_layers}."
+        first, *further = map(self._head, range(len(kinds)), kinds)
+        return replace(first, further=tuple(further))
+
+    def _head(self, number: int, kind: str) -> MtpConfig:
+        """A head, without further ones: its number and the type of its layer."""
+        has_window = kind == SLIDING
+        layer = f"model.layers.{self.num_hidden_layers + number}."
         return MtpConfig(
             layer=layer,
             embedding_norm=f"{layer}enorm",
