@@ -1,5 +1,6 @@
-"""Configuration of a worker's engine, in groups of options. Flags of the CLI, keys of config
-files and arguments of `LLM` are the fields of all groups; see `worker.protocol.options`."""
+"""Configuration of a worker's engine, in groups of options. The CLI's flags, the keys of config
+files and the arguments of `LLM` are generated from the fields of all groups; see
+`worker.protocol.options`."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ _VLLM_METHODS = {
     ),
     "draft_model": "draft",
 }
-"""Names that vLLM uses for methods, mapped to the names used here."""
+"""vLLM's names for speculative decoding methods, mapped to the names used here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,7 @@ class SchedulingConfig:
     """Limits of steps and queues; `SchedulerConfig` adds properties of the loaded model.
 
     Raises:
-        ValueError: a value is out of range; the message names the flag, or its field.
+        ValueError: a value is out of range; the message names the flag or the field.
     """
 
     admission: AdmissionOptions = field(default_factory=AdmissionOptions, metadata=group())
@@ -272,7 +273,7 @@ class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 MAX_LORA_RANK = 512
-"""Maximum of `max_lora_rank`, as in vLLM."""
+"""Maximum value of `max_lora_rank`, as in vLLM."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -507,8 +508,8 @@ class EngineConfig:
 
     @property
     def cpu_steps(self) -> CPUBackend:
-        """Backend for steps on CPU; torch if an attention backend, an FP8 cache, LoRA or an EAGLE-3
-        head is set."""
+        """Backend for steps on CPU; torch if an attention backend, an FP8 KV cache, LoRA or an
+        EAGLE-3 head is configured."""
         needs_torch = (
             *(self.execution.attention_backend != "auto", self.cache.is_fp8),
             *(self.lora is not None, bool(self.head_checkpoint)),
@@ -557,10 +558,11 @@ class EngineConfig:
         return replace(self, cache=replace(self.cache, page_size=page_size))
 
     def with_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> EngineConfig:
-        """This configuration, with unset limits (0) replaced by the device's defaults.
+        """This configuration, with unset (0) `max_num_seqs` and `max_num_batched_tokens` replaced
+        by the device's defaults.
 
-        A limit that is set takes precedence over the other one's default, so that the number of
-        tokens is never less than the number of requests.
+        If only one of them is set, the default of the other is adjusted to it, so that the number
+        of tokens is never less than the number of requests.
         """
         given = self.scheduling
         tokens = given.max_num_batched_tokens or max(max_num_batched_tokens, given.max_num_seqs)

@@ -54,9 +54,10 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     the most confident position always is (LowConfidence, JointThreshold, JointThresholdInDel; with
     a grammar, all algorithms)."""
     steps: int | None = None
-    """Maximum number of rounds per block: each round decodes at least its share of the positions
-    (LowConfidence), or exactly its share (LowConfidenceStatic, Sequential). The default is the
-    block size, for one position per round. For canvases, the checkpoint specifies the default."""
+    """Maximum number of rounds per block. Positions are distributed evenly over the rounds: each
+    round decodes at least this number (LowConfidence), or exactly this number (LowConfidenceStatic,
+    Sequential). The default is the block size, for one position per round. For canvases, the
+    checkpoint specifies the default."""
     entropy_bound: float | None = None
     """Positions are decoded in ascending order of entropy while the sum of their entropies, in
     nats, does not exceed this bound; the first position always is (EntropyBounded). The default is

@@ -36,8 +36,8 @@ _FORGETTING = 0.995
 """Factor by which the weight of an observation decays with each later similar one, so that about
 200 observations count."""
 _FORGOTTEN_EVERY = 2 * len(_SCALES)
-"""Number of observations between two forgetting steps. This is twice the number of terms, to cover
-everything that varies."""
+"""Number of observations between two forgetting steps: twice the number of terms, so that they
+cover all combinations of terms that vary."""
 _EXCITED = 0.05
 """Minimum contribution of a combination of terms for observations to be informative about it, as a
 fraction of the steps' time (root mean square). Similar steps differ by a few percent. Values of
@@ -45,7 +45,8 @@ fraction of the steps' time (root mean square). Similar steps differ by a few pe
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior relative to one observation."""
 _SHORTEST_S = 1e-4
-"""Minimum duration assumed for an observation, in seconds, since its errors are divided by it."""
+"""Minimum duration assumed for an observation, in seconds: prediction errors are divided by the
+duration."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
