@@ -139,7 +139,7 @@ class GraniteMoeSWAForCausalLM(GraniteSWAForCausalLM):
 
 
 class SharedExperts:
-    """Experts and an MLP whose outputs are added; a single all-reduce covers both.
+    """Experts and an MLP whose outputs are added; a single all-reduce sums the two over the ranks.
 
     Args:
         config: the model's configuration, with experts.

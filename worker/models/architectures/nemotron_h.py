@@ -242,8 +242,8 @@ class NemotronHForCausalLM(DecoderModel):
         return self._build(self.extra("layer_kinds")[index], index)
 
     def build_head_layer(self) -> HeadBlocks:
-        """Builds the blocks of the MTP head; the index of its attention block follows that of the
-        last layer."""
+        """Builds the blocks of the MTP head; its attention block has the index after the last
+        layer's."""
         index = self.config.num_layers
         return HeadBlocks([self._build(kind, index) for kind in self.extra("head_kinds")])
 

@@ -88,7 +88,7 @@ class RobertaConfig(BertConfig):
 
     @property
     def first_position(self) -> int:
-        """The position after that of padding tokens."""
+        """The position after the one that padding tokens have."""
         return self.pad_token_id + 1
 
 

@@ -414,7 +414,7 @@ class MLP:
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Weight slots of both projections; `prefix` ends with a dot."""
+        """Weight slots of the two projections; `prefix` ends with a dot."""
         yield from self._up.weight_slots(prefix)
         yield from self._down.weight_slots(f"{prefix}{self._down_name}")
 

@@ -79,5 +79,5 @@ class ShortConvolution:
 
     def forward(self, x: torch.Tensor, states: torch.Tensor, rows: StateRows) -> torch.Tensor:
         """Convolves the tokens of all rows: maps x [T, C], whose rows may be strided, to [T, C].
-        Updates the last inputs in `states` [states, N - 1, C]."""
+        Updates the last inputs in `states` [states, num_taps - 1, C]."""
         return short_convolution(x, self._weight, self._bias, states, rows, has_silu=self._has_silu)

@@ -201,7 +201,7 @@ def build_router(
 
     Args:
         hidden_size: size of the input.
-        scores: number of scores by name of the weight in a checkpoint.
+        scores: number of scores that each weight computes, by the weight's name in a checkpoint.
         options: options of the model's layers.
         bias: whether the weights have biases.
     """

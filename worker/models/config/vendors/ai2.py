@@ -1,4 +1,4 @@
-"""Schemas of OLMo 2, 3 and Hybrid, OLMoE and FlexOlmo (huggingface.co/allenai). Imports no
+"""Schemas of OLMo 2, 3 and Hybrid, OLMoE and FlexOlmo (huggingface.co/allenai). Does not import
 torch."""
 
 from __future__ import annotations

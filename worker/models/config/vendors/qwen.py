@@ -50,7 +50,7 @@ class QwenConfig(FamilyConfig):
     seq_length: Count = 8192
 
     def derive(self) -> None:
-        """Sets the keys of other families from those of Qwen 1, whose `intermediate_size` counts
+        """Sets the keys of other families from the keys of Qwen 1, whose `intermediate_size` counts
         gate and up together."""
         self.head_dim = self.kv_channels
         self.num_key_value_heads = self.num_attention_heads

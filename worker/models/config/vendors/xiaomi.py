@@ -97,8 +97,8 @@ class MiMoV2FlashConfig(FamilyConfig):
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json with the key names of the schema: rope parameters for all layers are those of
-        full-attention layers, since sliding-window layers have `swa_rope_theta`."""
+        """config.json with the key names of the schema. Rope parameters for all layers are treated
+        as the full-attention layers', since sliding-window layers have `swa_rope_theta`."""
         keys = super().prepare(raw)
         table = keys.get("rope_parameters")
         if isinstance(table, dict) and not table.keys() & {FULL, SLIDING}:
