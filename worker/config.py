@@ -104,7 +104,7 @@ DEFAULT_PAGE_SIZE = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:
-    """KV cache and prefix cache."""
+    """Configuration of the KV cache, the prefix cache and KV offloading."""
 
     page_size: int = 0
     """Tokens per page of the KV cache (vLLM's block size), which is also the granularity of prefix
@@ -155,7 +155,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculativeConfig:
-    """Speculative decoding."""
+    """Configuration of speculative decoding."""
 
     method: SpeculativeMethod = field(
         default="none",
@@ -215,7 +215,7 @@ class SpeculativeConfig:
 
     @property
     def enabled(self) -> bool:
-        """Whether a method is configured."""
+        """Whether speculative decoding is enabled, that is, whether a method is set."""
         return self.method != "none"
 
     @property
@@ -226,7 +226,7 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DllmConfig:
-    """Decoding of block-diffusion models."""
+    """Configuration of the decoding of block-diffusion models."""
 
     algorithm: DllmAlgorithm = field(default="LowConfidence", metadata={"option": "dllm_algorithm"})
     """Decoding algorithm of block-diffusion models for requests that do not specify one. Models
@@ -449,7 +449,7 @@ class EngineConfig:
     scheduling: SchedulingConfig = field(
         default_factory=SchedulingConfig, metadata=group("scheduling")
     )
-    """Limits of steps and queues, and admission."""
+    """Limits of steps and queues, and admission options."""
     cache: CacheConfig = field(default_factory=CacheConfig, metadata=group("cache"))
     """KV cache, prefix cache and KV offloading."""
     speculative: SpeculativeConfig | None = field(default=None, metadata=group("speculative"))

@@ -99,8 +99,8 @@ class Sample(msgspec.Struct, tag="sample", frozen=True):
     seq: int
     """Number of the Plan."""
     masks: bytes
-    """Concatenated masks of all tokens of the masked rows: each has ceil(vocab / 32) little-endian
-    int32 words, in which a set bit allows a token."""
+    """Concatenated masks of all tokens of the masked rows. Each mask has ceil(vocab / 32)
+    little-endian int32 words, in which a set bit allows a token."""
 
 
 class Fetch(msgspec.Struct, tag="fetch", frozen=True):

@@ -208,7 +208,8 @@ Row = PlannedRow | DraftRow | BlockRow
 
 
 class Accept(msgspec.Struct, array_like=True, frozen=True):
-    """Acceptance of tokens proposed with a grammar for a slot's running block."""
+    """Command to accept tokens that were proposed for a slot's running block and that its grammar
+    allows."""
 
     slot: int
     end: int

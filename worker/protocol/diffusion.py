@@ -41,7 +41,8 @@ _RANGES = {
 
 
 class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Block-diffusion parameters of one request; None uses the server's default.
+    """Block-diffusion parameters of one request. For a field that is None, the server's default is
+    used.
 
     Raises:
         ValueError: a value is out of range; the message names the field and the range.

@@ -15,7 +15,7 @@ class Decision(IntEnum):
     PROBE = 1
     """Drafts, to measure whether drafting has become worthwhile."""
     ACCEPTANCE = 2
-    """No drafts: too few are accepted."""
+    """No drafts: too few drafts are accepted."""
     COST = 3
     """No drafts: the batch is so large that even full acceptance would not be worthwhile."""
     COST_UNKNOWN = 4

@@ -53,7 +53,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Coefficients of the step-time model in seconds per unit."""
 
     constant: float
-    """Seconds per step."""
+    """Seconds per step, regardless of its contents."""
     prefill_token: float
     """Seconds per prompt token."""
     attended: float
@@ -134,7 +134,7 @@ class StepTimeModel:
         return StepCosts(**dict(zip(names, (self._solution / _SCALES).tolist(), strict=True)))
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Adds the duration of one step."""
+        """Adds an observation: the shape and duration of one step."""
         # Errors are relative, so that a delayed step has little weight.
         terms = np.array(msgspec.structs.astuple(shape), float)
         terms[0] = 1.0  # constant term in place of the step's number

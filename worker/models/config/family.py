@@ -104,7 +104,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     has_sinks: ClassVar[bool] = False
     """Whether heads have attention sinks."""
     mxfp4_experts: ClassVar[bool] = False
-    """Whether experts may be MXFP4."""
+    """Whether a checkpoint may have experts in MXFP4."""
     top_k_key: ClassVar[str] = "num_experts_per_tok"
     """Key of the number of experts per token, for messages."""
     skips_next_layers: ClassVar[bool] = False

@@ -15,9 +15,10 @@ class TensorNames:
     """Differences between tensor names in a checkpoint and in the family."""
 
     renamed: tuple[tuple[str, str], ...] = ()
-    """Pairs of a name prefix in the checkpoint and the family's; the first match is used."""
+    """Pairs of a name prefix in the checkpoint and the family's prefix; the first match is used."""
     renamed_ends: tuple[tuple[str, str], ...] = ()
-    """Name suffixes in the checkpoint and the family's; all matches are applied in turn."""
+    """Pairs of a name suffix in the checkpoint and the family's suffix; all matches are applied in
+    turn."""
     skipped: tuple[str, ...] = ()
     """Name prefixes of tensors that are not loaded, as in the checkpoint or as in the family."""
     skipped_ends: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ class PeftConfig:
 
     rank: int
     alpha: float
-    """Numerator of the scale."""
+    """Numerator of the LoRA scale (`lora_alpha`)."""
     is_rank_stabilized: bool
     """Whether the scale is alpha / sqrt(rank) (rsLoRA) instead of alpha / rank."""
     ties_weights: bool

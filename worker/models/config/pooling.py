@@ -177,7 +177,7 @@ def read_pooler(
 
 
 class _Chosen(NamedTuple):
-    """The task of a checkpoint, and its model."""
+    """The task that was chosen for a checkpoint, and the architecture that runs it."""
 
     task: str
     architecture: str

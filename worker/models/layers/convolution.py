@@ -17,7 +17,7 @@ class ChannelPart(NamedTuple):
     """Consecutive channels on this rank."""
 
     start: int
-    """First channel in the checkpoint."""
+    """Index in the checkpoint of the first channel."""
     size: int
     """Number of channels on this rank."""
 

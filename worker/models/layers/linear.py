@@ -39,7 +39,7 @@ class ColumnPart:
     local_size: int
     """Number of output features on this rank."""
     start: int
-    """First output feature on this rank."""
+    """Index in the checkpoint of this rank's first output feature."""
     section: int = 0
     """Number of output features in the checkpoint after which blocks of scales begin anew; 0 if
     they never do."""

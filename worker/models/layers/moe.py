@@ -63,8 +63,8 @@ class MoeNames:
     up: str = "up_proj"
     down: str = "down_proj"
     stacks_projections: bool = False
-    """Whether the gate projections of all experts are one tensor [experts, out, in]. The same then
-    applies to the up projections, the down projections and the scales."""
+    """Whether the gate projections of all experts are one tensor [experts, out, in]. If so, the up
+    projections, the down projections and the scales are also stacked."""
     shared: str = "shared_experts"
     """Name of the shared expert."""
     shared_gate: str = ""

@@ -40,7 +40,7 @@ class _ConvolutionConfig(FamilyConfig):
         self.rms_norm_eps = self.norm_eps
 
     def divided(self) -> dict[str, int]:
-        """The number of channels of the convolutions."""
+        """The number of channels of the convolutions, which are divided among the ranks."""
         return {"the number of channels of convolutions": self.hidden_size}
 
 
