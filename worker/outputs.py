@@ -42,8 +42,7 @@ class CompletionOutput:
     """One dict per generated token, which maps the token itself and the most likely tokens, in this
     order, to their log-probabilities. None unless requested."""
     cumulative_logprob: float | None = None
-    """Sum of the generated tokens' log-probabilities; None unless log-probabilities are requested.
-    """
+    """Sum of the generated tokens' log-probabilities; None unless they are requested."""
     num_rounds: int = 0
     """Block diffusion: number of forward passes that decoded positions of the completion's blocks.
     0 for other models."""

@@ -40,8 +40,8 @@ class PoolingOptions:
     """Task of --runner pooling, as in vLLM: embed or classify; auto selects the one that suits the
     checkpoint."""
     pooling_type: PoolingTypeName | None = field(default=None, metadata=_IN_POOLER_CONFIG)
-    """Pooling: hidden state of the last token, mean of all, or of the first token (cls). If unset,
-    the checkpoint's pooling configuration, or last if there is none."""
+    """Pooling: hidden state of the last token, mean over all tokens, or hidden state of the first
+    token (cls). If unset, the checkpoint's pooling configuration, or last if there is none."""
     normalize: bool | None = field(default=None, metadata=_IN_POOLER_CONFIG)
     """Whether to L2-normalize embeddings. If unset, as the checkpoint specifies, or true if it
     specifies nothing."""

@@ -169,7 +169,7 @@ class StepTimeModel:
         self._gram = 0.5 * (gram + gram.T)  # symmetrize, or rounding errors would grow
 
     def _solve(self, sweeps: int = 30) -> None:
-        """Minimizes the weighted squared errors plus the prior's, with
+        """Minimizes the weighted squared errors of the observations and of the prior over
         non-negative coefficients."""
         solution, prior = self._solution, _PRIOR_S.tolist()
         # Relative to the prior, as observations are relative to their durations.

@@ -75,8 +75,8 @@ class LatentAttention:
     head's query without rotary embedding. Its score with the head's key U c is
     q · (U c) = (U^T q) · c. All heads thus share the "key" [c, r], whose leading part c is the
     "value", and each head then projects the result to its values. The cache of [c, r] is replicated
-    on every rank; heads are divided among the ranks. Rows for which this is cheaper
-    (`Expansion.saves_work`) attend to U c and r instead.
+    on every rank; heads are divided among the ranks. Rows attend to U c and r instead if that is
+    cheaper (`Expansion.saves_work`).
 
     With sparse attention, a query attends to the tokens that an indexer selects. The indexer is
     part of the layer itself or of the nearest earlier layer that has one.

@@ -138,8 +138,9 @@ class ParallelExperts:
 
 
 class Gemma4Layer(PreNormLayer):
-    """A layer with norms before and after each block, possibly experts in parallel with the MLP, a
-    block that reads the layer's embeddings, and an output that is multiplied by a learned number.
+    """A layer with norms before and after each block, whose output is multiplied by a learned
+    number. It may have experts in parallel with the MLP, and a block that reads the layer's
+    embeddings.
 
     Args:
         model: the model that the layer belongs to.

@@ -33,8 +33,8 @@ _MINICPM_NAMES = MoeNames(gate="w1", up="w3", down="w2")
 
 
 class GraniteLayer(LlamaLayer):
-    """A layer with scaled blocks: x + m * attention(norm(x)), then x + m * mlp(norm(x)). Norms
-    that add to the residual multiply by m, the `residual_multiplier`."""
+    """A layer with scaled blocks: x + m * attention(norm(x)), then x + m * mlp(norm(x)). Norms that
+    add a block's output to the residual multiply it by m, the `residual_multiplier`."""
 
     def __init__(
         self,

@@ -137,8 +137,8 @@ def read_pooler(
         known: supported values of `architectures` for generative models.
 
     Returns:
-        config.json as if of the generative model of the same family, and the pooling configuration.
-        For a generative model, the unchanged config.json and None.
+        config.json as the generative model of the same family would have it, and the pooling
+        configuration. For a generative model, the unchanged config.json and None.
 
     Raises:
         ValueError: the checkpoint does not support the task, or its pooling is not supported.

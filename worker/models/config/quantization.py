@@ -45,7 +45,7 @@ class GroupedIntConfig:
     zeros_less_one: bool = False
     """Whether zero points are stored minus 1, as in GPTQ's first format."""
     has_index: bool = False
-    """Whether each feature has a group index (desc_act); otherwise groups are consecutive
+    """Whether each feature has a group index (desc_act); otherwise groups consist of consecutive
     features."""
 
 
