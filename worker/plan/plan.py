@@ -228,7 +228,7 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     admits: list[Admit]
     """Admissions, applied before the page writes."""
     page_writes: list[PageWrite]
-    """Updates of page tables, applied before the rows."""
+    """Updates of page tables, applied before the rows are computed."""
     rows: list[Row]
     digest_seq: int = 0
     """Last step whose sampled tokens `digest` covers. Set in every 64th Plan; 0 in the others."""
@@ -250,7 +250,7 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Copies of pages from host memory, made after the stores, which may use the same slots, while
     rows of this and later Plans are computed; see `loaded`."""
     state_loads: list[StateLoad] = []
-    """Loads of state snapshots, for layers with states; made before the rows."""
+    """Loads of state snapshots, for layers with states; made before the rows are computed."""
     state_stores: list[StateStore] = []
     """Stores of state snapshots, for layers with states; made while the rows are computed. No
     earlier step in flight reads or writes these snapshots."""

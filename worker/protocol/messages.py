@@ -381,7 +381,7 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Number of prompt tokens of running and waiting requests that have not been computed yet."""
     max_num_seqs: Annotated[int, AsGauge("max_num_seqs", "Maximum number of running requests.")] = 0
     num_preemptions: Annotated[int, AsCounter("num_preemptions", "Requests preempted.")] = 0
-    """Number of preemptions since the epoch began; other counters also start with the epoch."""
+    """Number of preemptions since the epoch began. All counters start with the epoch."""
     step_ms: float = 0.0
     """Duration in milliseconds of rank 0's last step, or of a pass over running blocks."""
     num_step_tokens: Annotated[int, AsGauge("step_tokens", "Tokens computed in the last step.")] = 0

@@ -219,7 +219,7 @@ class GatedDeltaNet:
         ]
 
     def _joined_part(self, name: str, kinds: str) -> ColumnPart:
-        """This rank's rows of a tensor that holds the features of all `kinds` by key head."""
+        """This rank's rows of a tensor that holds all `kinds` of features, grouped by key head."""
         group = self._options.group
         width = sum(self._widths["qkvzba".index(kind)] for kind in kinds)
         return ColumnPart(

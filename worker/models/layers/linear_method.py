@@ -243,7 +243,7 @@ class LayerOptions:
 def check_words(
     name: str, start: int, count: int, full: int, size: int, options: LayerOptions
 ) -> None:
-    """Checks that a rank's features are a multiple of a packed word.
+    """Checks that a rank's features consist of whole packed words.
 
     Args:
         name: name of the weight, for the message.
