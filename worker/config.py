@@ -1,6 +1,5 @@
-"""Configuration of a worker's engine, in groups of options. The CLI's flags, the keys of config
-files and the arguments of `LLM` are generated from the fields of all groups; see
-`worker.protocol.options`."""
+"""Configuration of a worker's engine, in groups of options. The fields of all groups are also the
+CLI's flags, the keys of config files and the arguments of `LLM`; see `worker.protocol.options`."""
 
 from __future__ import annotations
 

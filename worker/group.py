@@ -178,7 +178,8 @@ class WorkerGroup:
         return await self.frontend.submit(payload)
 
     async def hello(self) -> bytes:
-        """No-op, which a handle calls in advance: its first call also starts its request router."""
+        """No-op that each handle calls in advance, since a handle's first call also starts its
+        request router."""
         return b""
 
     async def check_health(self) -> None:
