@@ -63,8 +63,8 @@ class SchedulingConfig:
     on other GPUs, and 1,024 on CPU."""
     enable_chunked_prefill: bool = True
     """Chunked prefill: split prompts into chunks that are batched with other requests. If disabled,
-    each prompt of up to --max-num-batched-tokens is prefilled in one step, without other prompts if
-    it exceeds `prefill_max_tokens` of --scheduler-config."""
+    each prompt of up to --max-num-batched-tokens tokens is prefilled in one step, without other
+    prompts if it exceeds `prefill_max_tokens` of --scheduler-config."""
     preempt_priority_gap: int = field(default=3, metadata=IN_SCHEDULER_CONFIG)
     """Minimum difference in priority for a waiting request to preempt a running one; 0 disables
     preemption by priority."""
@@ -241,9 +241,10 @@ class DllmConfig:
     blocks keep their slots and pages until one finishes), mixed_rounds (batch prompts with running
     blocks, and many blocks together), fused_commit (combine a finished block's last pass with the
     first pass of the next), skip_last_commit (omit the last pass of a request's last block),
-    report_at_once (an edit that changes nothing finishes its block), early_exit (stop a block at
-    the end-of-sequence token), masked_logits (compute logits of undecoded positions only),
-    skip_unread (in the last layer, compute only keys and values for positions without logits)."""
+    report_at_once (finish a block in the edit round that changes nothing, not one round later),
+    early_exit (stop a block at the end-of-sequence token), masked_logits (compute logits of
+    undecoded positions only), skip_unread (in the last layer, compute only keys and values for
+    positions without logits)."""
 
     def __post_init__(self) -> None:
         features = get_args(DllmFeature)

@@ -370,8 +370,8 @@ class WorkerFrontend:
         self._prompts.end(request_id)
 
     def _drop_repeated(self, batch: SubmitBatch, rejections: list[Rejection]) -> list[Rejection]:
-        """Drops submits of requests for which the same or a later attempt is already open and
-        continues; returns the rejections of the other submits."""
+        """Drops submits of requests of which the same or a later attempt is already open, since
+        that attempt continues; returns the rejections of the other submits."""
         attempts = {
             submit.request_id: attachment.open_requests[submit.request_id]
             for submit in batch.submits

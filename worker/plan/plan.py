@@ -247,8 +247,8 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     stores: PageCopies | None = None
     """Copies of pages to host memory, made before anything else writes to these pages."""
     loads: PageCopies | None = None
-    """Copies of pages from host memory, made after the stores, which may use the same slots, while
-    rows of this and later Plans are computed; see `loaded`."""
+    """Copies of pages from host memory. They are made after the stores, which may use the same
+    slots, and while rows of this and later Plans are computed; see `loaded`."""
     state_loads: list[StateLoad] = []
     """Loads of state snapshots, for layers with states; made before the rows are computed."""
     state_stores: list[StateStore] = []
