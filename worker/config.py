@@ -1,5 +1,5 @@
-"""Configuration of a worker's engine, in groups of options. Flags of the CLI, keys of config
-files and arguments of `LLM` are the fields of all groups; see `worker.protocol.options`."""
+"""Configuration of a worker's engine, in groups of options. The fields of all groups are also the
+CLI's flags, the keys of config files and the arguments of `LLM`; see `worker.protocol.options`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _VLLM_METHODS = {
     ),
     "draft_model": "draft",
 }
-"""Names that vLLM uses for methods, mapped to the names used here."""
+"""vLLM's names for speculative decoding methods, mapped to the names used here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class SchedulingConfig:
     """Limits of steps and queues; `SchedulerConfig` adds properties of the loaded model.
 
     Raises:
-        ValueError: a value is out of range; the message names the flag, or its field.
+        ValueError: a value is out of range; the message names the flag or the field.
     """
 
     admission: AdmissionOptions = field(default_factory=AdmissionOptions, metadata=group())
@@ -63,8 +63,8 @@ class SchedulingConfig:
     on other GPUs, and 1,024 on CPU."""
     enable_chunked_prefill: bool = True
     """Chunked prefill: split prompts into chunks that are batched with other requests. If disabled,
-    each prompt of up to --max-num-batched-tokens is prefilled in one step, without other prompts if
-    it exceeds `prefill_max_tokens` of --scheduler-config."""
+    each prompt of up to --max-num-batched-tokens tokens is prefilled in one step, without other
+    prompts if it exceeds `prefill_max_tokens` of --scheduler-config."""
     preempt_priority_gap: int = field(default=3, metadata=IN_SCHEDULER_CONFIG)
     """Minimum difference in priority for a waiting request to preempt a running one; 0 disables
     preemption by priority."""
@@ -103,7 +103,7 @@ DEFAULT_PAGE_SIZE = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:
-    """KV cache and prefix cache."""
+    """Configuration of the KV cache, the prefix cache and KV offloading."""
 
     page_size: int = 0
     """Tokens per page of the KV cache (vLLM's block size), which is also the granularity of prefix
@@ -154,7 +154,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculativeConfig:
-    """Speculative decoding."""
+    """Configuration of speculative decoding."""
 
     method: SpeculativeMethod = field(
         default="none",
@@ -214,7 +214,7 @@ class SpeculativeConfig:
 
     @property
     def enabled(self) -> bool:
-        """Whether a method is configured."""
+        """Whether speculative decoding is enabled, that is, whether a method is set."""
         return self.method != "none"
 
     @property
@@ -225,7 +225,7 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DllmConfig:
-    """Decoding of block-diffusion models."""
+    """Configuration of the decoding of block-diffusion models."""
 
     algorithm: DllmAlgorithm = field(default="LowConfidence", metadata={"option": "dllm_algorithm"})
     """Decoding algorithm of block-diffusion models for requests that do not specify one. Models
@@ -241,9 +241,10 @@ class DllmConfig:
     blocks keep their slots and pages until one finishes), mixed_rounds (batch prompts with running
     blocks, and many blocks together), fused_commit (combine a finished block's last pass with the
     first pass of the next), skip_last_commit (omit the last pass of a request's last block),
-    report_at_once (an edit that changes nothing finishes its block), early_exit (stop a block at
-    the end-of-sequence token), masked_logits (compute logits of undecoded positions only),
-    skip_unread (in the last layer, compute only keys and values for positions without logits)."""
+    report_at_once (finish a block in the edit round that changes nothing, not one round later),
+    early_exit (stop a block at the end-of-sequence token), masked_logits (compute logits of
+    undecoded positions only), skip_unread (in the last layer, compute only keys and values for
+    positions without logits)."""
 
     def __post_init__(self) -> None:
         features = get_args(DllmFeature)
@@ -272,7 +273,7 @@ class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 MAX_LORA_RANK = 512
-"""Maximum of `max_lora_rank`, as in vLLM."""
+"""Maximum value of `max_lora_rank`, as in vLLM."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -448,7 +449,7 @@ class EngineConfig:
     scheduling: SchedulingConfig = field(
         default_factory=SchedulingConfig, metadata=group("scheduling")
     )
-    """Limits of steps and queues, and admission."""
+    """Limits of steps and queues, and admission options."""
     cache: CacheConfig = field(default_factory=CacheConfig, metadata=group("cache"))
     """KV cache, prefix cache and KV offloading."""
     speculative: SpeculativeConfig | None = field(default=None, metadata=group("speculative"))
@@ -512,8 +513,8 @@ class EngineConfig:
 
     @property
     def cpu_steps(self) -> CPUBackend:
-        """Backend for steps on CPU; torch if an attention backend, an FP8 cache, LoRA for the
-        embedding or an EAGLE-3 head is set."""
+        """Backend for steps on CPU; torch if an attention backend, an FP8 KV cache, LoRA for the
+        embedding or an EAGLE-3 head is configured."""
         needs_torch = (
             *(self.execution.attention_backend != "auto", self.cache.is_fp8),
             *(self.adapts_vocabulary, bool(self.head_checkpoint)),
@@ -563,10 +564,11 @@ class EngineConfig:
         return replace(self, cache=replace(self.cache, page_size=page_size))
 
     def with_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> EngineConfig:
-        """This configuration, with unset limits (0) replaced by the device's defaults.
+        """This configuration, with unset (0) `max_num_seqs` and `max_num_batched_tokens` replaced
+        by the device's defaults.
 
-        A limit that is set takes precedence over the other one's default, so that the number of
-        tokens is never less than the number of requests.
+        If only one of them is set, the default of the other is adjusted to it, so that the number
+        of tokens is never less than the number of requests.
         """
         given = self.scheduling
         tokens = given.max_num_batched_tokens or max(max_num_batched_tokens, given.max_num_seqs)

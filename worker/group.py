@@ -47,8 +47,8 @@ from worker.protocol.tracing import create_tracing
 logger = logging.getLogger(__name__)
 
 CPUS_PER_RANK = 0.1
-"""Fraction of a core that is reserved in Ray per rank on CPU. Compute threads are set in
-EngineConfig."""
+"""Fraction of a core that is reserved in Ray per rank on CPU. The number of compute threads is set
+in EngineConfig."""
 MAX_FAILED_REBUILDS = 3
 """Consecutive failed rebuilds after which the replica reports itself unhealthy, so that Serve
 replaces it."""
@@ -158,8 +158,9 @@ class WorkerGroup:
     ) -> AsyncIterator[bytes]:
         """Yields a SocketOffer, then the gateway's stream of WorkerItems, both encoded as msgpack.
 
-        A gateway on this node (`node_id`) only gets the socket's offer. `worker_id` is unused here,
-        since the handle has already used it to select this replica.
+        For a gateway on this node (`node_id`), only the SocketOffer is yielded, since the socket
+        carries the items. `worker_id` is unused here, since the handle has already used it to
+        select this replica.
         """
         path = self._socket_for(node_id)
         yield msgspec.msgpack.encode(SocketOffer(path))
@@ -177,8 +178,8 @@ class WorkerGroup:
         return await self.frontend.submit(payload)
 
     async def hello(self) -> bytes:
-        """No-op, for handles to call first, since a handle starts its request router on its first
-        call."""
+        """No-op that each handle calls in advance, since a handle's first call also starts its
+        request router."""
         return b""
 
     async def check_health(self) -> None:
@@ -216,7 +217,7 @@ class WorkerGroup:
         return render(worker_metrics(view, vllm_names=self._vllm_names), content_type)
 
     def _socket_for(self, node_id: str) -> str | None:
-        """Path of the socket for a gateway on that node; None if that is not this node."""
+        """Path of the socket for a gateway on node `node_id`; None if that is another node."""
         if node_id != ray.get_runtime_context().get_node_id():
             return None
         return self._server.path
@@ -336,7 +337,7 @@ class _Ranks:
     def may_heal(self) -> bool:
         """Whether restarting failed ranks may succeed.
 
-        This is the case if a rank was killed, since the other ranks' errors are only a consequence.
+        Always True if a rank was killed, since the other ranks' errors are then only a consequence.
         """
         ended = [task.exception() for task in self.tasks if task.done() and not task.cancelled()]
         if any(error is None or isinstance(error, RayActorError) for error in ended):

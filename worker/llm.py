@@ -109,12 +109,12 @@ class _Pending:
 
 
 class _OpenChoice(NamedTuple):
-    """An unfinished choice, and the prompts with new output in its call."""
+    """An unfinished choice, and the prompts of the same call that have new output."""
 
     item: _Pending
     choice: ChoiceState
     grown: dict[int, _Pending]
-    """Prompts of that call with output that has not been yielded yet, by index. Shared by all
+    """Prompts of the call with output that has not been yielded yet, by index. Shared by all
     choices of the call."""
 
 
@@ -184,7 +184,7 @@ class LLM:
             lora_request: LoRA adapter; None for the base model.
 
         Raises:
-            ValueError: a prompt can never fit, or the adapter is not supported.
+            ValueError: a prompt exceeds the engine's limits, or the adapter is not supported.
             RankFailure: a rank exited.
         """
         batch = _as_list(prompts)
@@ -372,8 +372,8 @@ class LLM:
         return _Pending(index=index, prompt=prompt, token_ids=token_ids, choices=choices)
 
     def _grammar(self, index: int, params: StructuredOutputsParams) -> str:
-        """Compiles a grammar unless the engine already has it; returns its key.
-        Raises ValueError."""
+        """Compiles a grammar unless the engine already has it; returns its key. Raises ValueError
+        if it is invalid or too complex."""
         key = grammar_key(params)
         if key not in self._grammars:
             try:

@@ -37,8 +37,8 @@ def keep_freed_memory(num_bytes: int) -> bool:
     """Makes malloc keep freed blocks of up to `num_bytes` each, and up to that much memory per
     thread.
 
-    By default, glibc adapts to allocations: after one body of 31 MiB, each thread that allocated
-    one keeps up to 62 MiB forever.
+    By default, glibc adapts these limits to allocations: after one request body of 31 MiB, each
+    thread that allocated one keeps up to 62 MiB forever.
 
     Returns:
         Whether malloc accepted the setting, which requires glibc on Linux.
@@ -52,7 +52,7 @@ def keep_freed_memory(num_bytes: int) -> bool:
 
 
 def release_freed_memory() -> None:
-    """Returns freed memory kept by malloc to the system; requires glibc on Linux."""
+    """Makes malloc return its free memory to the operating system; no-op without glibc."""
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -60,12 +60,13 @@ def release_freed_memory() -> None:
 
 
 def trim_regularly(every_s: float = _TRIM_S) -> None:
-    """Starts a thread that returns freed memory to the system periodically.
+    """Starts a thread that periodically makes malloc return its free memory to the operating
+    system.
 
-    By itself, malloc only returns memory above the last block in use. Under steady load with blocks
-    of all sizes, freed memory below that block grows for an hour although the memory in use does
-    not: in a worker's frontend, it grew from 4.4 to 5.4 MiB in ten minutes, in addition to 29.0 MiB
-    in use.
+    By itself, malloc only releases memory above the last block in use. Under steady load with
+    blocks of all sizes, freed memory below that block grows for an hour although the memory in use
+    does not: in a worker's frontend, it grew from 4.4 to 5.4 MiB in ten minutes, in addition to
+    29.0 MiB in use.
     """
 
     never = threading.Event()

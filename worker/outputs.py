@@ -39,10 +39,10 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     """Stop token or stop string that ended the completion; None if none did."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """A dict per generated token, by token id: the token itself, then the most likely ones. None
-    unless requested."""
+    """One dict per generated token, which maps the token itself and the most likely tokens, in this
+    order, to their log-probabilities. None unless requested."""
     cumulative_logprob: float | None = None
-    """Sum of the generated tokens' log-probabilities; None unless these are requested."""
+    """Sum of the generated tokens' log-probabilities; None unless they are requested."""
     num_rounds: int = 0
     """Block diffusion: number of forward passes that decoded positions of the completion's blocks.
     0 for other models."""
@@ -85,8 +85,8 @@ class RequestOutput:
     num_cached_tokens: int
     """Number of cached prompt tokens of the first choice."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """A dict per prompt token, as in `CompletionOutput.logprobs`, and None for the first token;
-    None unless requested."""
+    """One dict per prompt token, as in `CompletionOutput.logprobs`, but None for the first token.
+    None as a whole unless requested."""
 
 
 class ChoiceState:

@@ -34,7 +34,7 @@ def progress(
         label: description such as "loading weights".
         total: total amount of work.
         amount: `total` as text, for log lines.
-        columns: progress-bar columns between the bar and the elapsed time.
+        columns: rich's columns to show between the bar and the elapsed time.
         show: whether to show progress.
         are_bytes: whether amounts are bytes; log lines then include the rate.
     """

@@ -1,2 +1,2 @@
-"""Frontend of a worker: connects gateways to the engine, on the worker's event loop. Imports no
-torch."""
+"""Frontend of a worker: connects gateways to the engine, on the worker's event loop. Does not
+import torch."""

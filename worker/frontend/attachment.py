@@ -96,8 +96,8 @@ class Attachment:
         load: LoadSnapshot,
         computed: Sequence[int] = (),
     ) -> None:
-        """Adds one step. Tokens are sent immediately. Load and blocks, which cost a gateway as much
-        as several tokens, wait for the next heartbeat unless they are needed earlier.
+        """Adds one step. Tokens are sent immediately. Load and blocks, which take a gateway as long
+        to process as several tokens, wait for the next heartbeat unless they are needed earlier.
 
         `deltas` must only contain deltas for this gateway, and this object takes ownership of them.
         For the other arguments, see WorkerUpdate.
@@ -208,9 +208,9 @@ class Attachment:
 
 
 def _need_report(deltas: Iterable[TokenDelta]) -> bool:
-    """Whether the gateway needs the blocks of a step immediately: a prompt was computed, whose
-    blocks were only predicted until then, or a request has ended, which the next request may
-    continue."""
+    """Whether the gateway needs the blocks of a step immediately. It does if a prompt was computed,
+    since its blocks were only predicted until then, or if a request has ended, since the next
+    request may continue it."""
     return any(d.num_cached_tokens >= 0 or d.finish_reason is not None for d in deltas)
 
 

@@ -24,8 +24,8 @@ class EventLoopMonitor:
     It publishes nothing while the loop is on time, or if the process is stopped or has exited.
 
     Args:
-        publish: publishes its argument, which is different each time; called on the monitoring
-            thread.
+        publish: called on the monitoring thread to publish a heartbeat; its argument is different
+            each time.
         clock: returns seconds.
     """
 

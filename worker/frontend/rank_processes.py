@@ -87,7 +87,7 @@ def _started(pid: int) -> str:
 
 def _cpu_ns(pid: int, stat: list[str]) -> int:
     """Time that a process's main thread has spent running or runnable, in ns; without schedstat,
-    its CPU time from /proc stat (clock-tick resolution)."""
+    its CPU time from /proc/PID/stat (clock-tick resolution)."""
     try:
         running, waiting, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -96,7 +96,7 @@ def _cpu_ns(pid: int, stat: list[str]) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of a main thread in /proc stat, starting with its state; empty if it has exited."""
+    """Fields of a main thread in /proc/PID/stat, starting with its state; empty if it is gone."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
     except OSError:

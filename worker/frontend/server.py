@@ -194,7 +194,7 @@ class WorkerFrontend:
     async def submit(self, payload: bytes) -> bytes:
         """Sends a SubmitBatch to rank 0, except for invalid submits; returns the SubmitReply.
 
-        Both are encoded as msgpack. Raises msgspec.DecodeError for an invalid payload.
+        Batch and reply are encoded as msgpack. Raises msgspec.DecodeError for an invalid payload.
         """
         arrived_ns = 0 if self._traces is None else time.time_ns()
         info = self.info
@@ -344,8 +344,8 @@ class WorkerFrontend:
             self._traces.submits_sent(submits, arrived_ns)
 
     def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
-        """Adds submits to the load. Immediately sends the load and their prompts to other gateways,
-        so that these choose this worker only for prompts with the same prefixes."""
+        """Adds submits to the load. Immediately sends the load and the submits' prompts to other
+        gateways, so that they choose this worker only for prompts with the same prefixes."""
         self._reserved.add(submits, last_ordinal)
         if self._sessions is None and any(submit.session is not None for submit in submits):
             self._sessions = SessionLoad()
@@ -364,14 +364,14 @@ class WorkerFrontend:
         return load if self._sessions is None else self._sessions.added_to(load)
 
     def _end(self, request_id: str) -> None:
-        """Ends the prompt of an aborted request, and the request in its session."""
+        """Ends an aborted request in its session and among the prompts in flight."""
         if self._sessions is not None:
             self._sessions.end(request_id)
         self._prompts.end(request_id)
 
     def _drop_repeated(self, batch: SubmitBatch, rejections: list[Rejection]) -> list[Rejection]:
-        """Drops submits of requests for which the same or a later attempt is already open and
-        continues; returns the rejections of the other submits."""
+        """Drops submits of requests of which the same or a later attempt is already open, since
+        that attempt continues; returns the rejections of the other submits."""
         attempts = {
             submit.request_id: attachment.open_requests[submit.request_id]
             for submit in batch.submits

@@ -16,9 +16,10 @@ class StepWatchdog:
     """Monitors the reports of one rank group's engine.
 
     Rank 0 answers each submit with a report, which states whether another one will follow. If a
-    report that is due does not arrive within the limit of a step, a rank counts as hung. If ranks
-    are active, they are only slow, and the limit is `BUSY_FACTOR` times as long. A rank that was
-    stopped by a signal counts as hung after the timeout, regardless of the limit of its step.
+    report that is due does not arrive within the limit of a step, a rank counts as hung. Active
+    ranks are considered slow rather than hung: for them, the limit is `BUSY_FACTOR` times as long.
+    A rank that was stopped by a signal counts as hung after the timeout, regardless of the limit of
+    its step.
 
     Args:
         timeout_s: minimum limit of a step in seconds; 0 for no limit.

@@ -20,8 +20,8 @@ from worker.protocol.analyzed import analyzed
 from worker.protocol.exposition import render
 
 VARIABLE: Final = "RAYFLEET_RANK_OF"
-"""Environment variable that contains a RankOwner as JSON. It is inherited by child processes, which
-may run a rank's step."""
+"""Environment variable that contains a RankOwner as JSON. Child processes, which may run a rank's
+steps, inherit it."""
 DeviceMemory = Callable[[], tuple[int, int]]
 """Function that returns the free and total memory of the device, in bytes."""
 

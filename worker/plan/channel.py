@@ -175,7 +175,8 @@ class RankChannel:
         return self._messages.popleft()
 
     def send(self, message: FromRank) -> None:
-        """Sends a message to the coordinator, waiting until it is written. Raises OSError."""
+        """Sends a message to the coordinator, waiting until it is written. Raises OSError if the
+        coordinator has exited."""
         self._stream.send_all(self._encoder.encode(message))
 
     def close(self) -> None:

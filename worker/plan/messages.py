@@ -99,14 +99,15 @@ class Sample(msgspec.Struct, tag="sample", frozen=True):
     seq: int
     """Number of the Plan."""
     masks: bytes
-    """Concatenated masks of all tokens of the masked rows: each has ceil(vocab / 32) little-endian
-    int32 words, in which a set bit allows a token."""
+    """Concatenated masks of all tokens of the masked rows. Each mask has ceil(vocab / 32)
+    little-endian int32 words, in which a set bit allows a token."""
 
 
 class Fetch(msgspec.Struct, tag="fetch", frozen=True):
-    """Request for rank 0's result of the last Plan if that is a round ahead. Rank 0 does not wait
-    for such a step without a request, since it may have to launch the next Plan first, whose
-    message is then the request."""
+    """Request for rank 0's result of the last Plan if its step was launched a round ahead. Rank 0
+    holds back the result of such a step until it receives another message, since it may have to
+    launch the next Plan first. Sent if the coordinator needs the result before it has another Plan.
+    """
 
     seq: int
     """Number of the Plan."""

@@ -35,8 +35,8 @@ class LogitsParams(msgspec.Struct, array_like=True, frozen=True):
     allowed_token_ids: bytes = b""
     """Tokens that may be sampled, little-endian int32; empty allows all."""
     bad_words: list[list[int]] = []
-    """Token sequences that must not be generated: the last token is not sampled after the
-    others."""
+    """Token sequences that must not be generated: the last token of a sequence is not sampled after
+    the other tokens."""
     min_tokens: int = 0
     """Minimum number of output tokens before any of `stop_token_ids` is sampled."""
     stop_token_ids: list[int] = []
@@ -107,8 +107,8 @@ class AdapterRead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AdapterLoad(msgspec.Struct, array_like=True, frozen=True):
-    """Copy of a LoRA adapter from host memory to a slot on the device, made before the rows. A rank
-    that is still reading the adapter waits until it has been read."""
+    """Copy of a LoRA adapter from host memory to a slot on the device, made before the Plan's rows
+    are computed. A rank that is still reading the adapter waits until it has been read."""
 
     slot: int
     """1-based slot on the device, which no row in flight uses."""
@@ -134,7 +134,8 @@ class PageCopies(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StateLoad(msgspec.Struct, array_like=True, frozen=True):
-    """Copy of a snapshot to the state of a slot, made before the slot's row that continues it."""
+    """Copy of a snapshot to a slot's state, made before the row that continues from that state is
+    computed."""
 
     slot: int
     snapshot: int
@@ -207,7 +208,8 @@ Row = PlannedRow | DraftRow | BlockRow
 
 
 class Accept(msgspec.Struct, array_like=True, frozen=True):
-    """Acceptance of tokens proposed with a grammar for a slot's running block."""
+    """Command to accept tokens that were proposed for a slot's running block and that its grammar
+    allows."""
 
     slot: int
     end: int
@@ -226,7 +228,7 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     admits: list[Admit]
     """Admissions, applied before the page writes."""
     page_writes: list[PageWrite]
-    """Updates of page tables, applied before the rows."""
+    """Updates of page tables, applied before the rows are computed."""
     rows: list[Row]
     digest_seq: int = 0
     """Last step whose sampled tokens `digest` covers. Set in every 64th Plan; 0 in the others."""
@@ -245,10 +247,10 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     stores: PageCopies | None = None
     """Copies of pages to host memory, made before anything else writes to these pages."""
     loads: PageCopies | None = None
-    """Copies of pages from host memory, made after the stores, which may use the same slots, while
-    rows of this and later Plans are computed; see `loaded`."""
+    """Copies of pages from host memory. They are made after the stores, which may use the same
+    slots, and while rows of this and later Plans are computed; see `loaded`."""
     state_loads: list[StateLoad] = []
-    """Loads of state snapshots, for layers with states; made before the rows."""
+    """Loads of state snapshots, for layers with states; made before the rows are computed."""
     state_stores: list[StateStore] = []
     """Stores of state snapshots, for layers with states; made while the rows are computed. No
     earlier step in flight reads or writes these snapshots."""
@@ -340,8 +342,8 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     seq: int
     token_ids: list[int]
     """Sampled tokens in the order of the Plan's rows: one per planned row that samples; for a
-    speculative row, the tokens up to the first one that differs from its draft; for a running
-    block, `num_tokens` tokens."""
+    speculative row, the tokens up to and including the first one that differs from its draft; for a
+    running block, `num_tokens` tokens."""
     compute_ms: float
     """Duration of the step on the rank in milliseconds, excluding copies to and from host
     memory.

@@ -69,7 +69,7 @@ def listen_on(host: str, backlog: int) -> socket.socket:
 
 
 def connect_to(host: str, port: int) -> FrameStream:
-    """Connects over TCP to a process that is already listening. Raises OSError."""
+    """Connects over TCP to a process that is already listening. Raises OSError if that fails."""
     connection = socket.socket(_family(host))
     try:
         connection.connect((host, port))
@@ -134,7 +134,8 @@ class FrameStream:
         self.unsent += memoryview(data)[sent:]
 
     def send_all(self, payload: bytes) -> None:
-        """Sends a frame, waiting until the kernel has accepted all of it. Raises OSError."""
+        """Sends a frame, waiting until the kernel has accepted all of it. Raises OSError if the
+        connection is broken."""
         self._socket.sendall(frame(payload))
 
     def flush(self) -> None:

@@ -1,2 +1,2 @@
-"""Code that gateways and workers share: messages, parameters, block hashes, text. Imports no
+"""Code that gateways and workers share: messages, parameters, block hashes, text. Does not import
 torch."""

@@ -18,7 +18,7 @@ class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
     """Folder of the adapter on the workers' nodes."""
     version: str
     """Digest of the content (see `worker.models.config.adapter_version`). Different weights or a
-    different configuration give a different version, whatever the name."""
+    different configuration give a different version, regardless of the name."""
 
 
 class AdapterCheck(msgspec.Struct, array_like=True, frozen=True):

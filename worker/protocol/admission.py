@@ -98,7 +98,7 @@ class AdmissionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.applied_to(AdmissionOptions())
 
     def applied_to(self, options: AdmissionOptions) -> AdmissionOptions:
-        """Options with this change applied."""
+        """`options` with this change applied."""
         return msgspec.convert({**asdict(options), **self.given}, analyzed(AdmissionOptions))
 
     def then(self, later: AdmissionChange) -> AdmissionChange:

@@ -146,7 +146,7 @@ def _page_key_array(page_size: int) -> BlockHashes:
 
 @lru_cache(maxsize=4)
 def _powers(count: int) -> tuple[BlockHashes, BlockHashes]:
-    """Mⁱ and M⁻ⁱ for i < count."""
+    """Powers Mⁱ and M⁻ⁱ, modulo 2⁶⁴, for i < `count`."""
     tables = []
     for base in (_CHAIN, _CHAIN_INVERSE):
         powers = np.full(count, base, np.uint64)

@@ -41,7 +41,8 @@ _RANGES = {
 
 
 class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Block-diffusion parameters of one request; None uses the server's default.
+    """Block-diffusion parameters of one request. For a field that is None, the server's default is
+    used.
 
     Raises:
         ValueError: a value is out of range; the message names the field and the range.
@@ -54,9 +55,10 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     the most confident position always is (LowConfidence, JointThreshold, JointThresholdInDel; with
     a grammar, all algorithms)."""
     steps: int | None = None
-    """Maximum number of rounds per block: each round decodes at least its share of the positions
-    (LowConfidence), or exactly its share (LowConfidenceStatic, Sequential). The default is the
-    block size, for one position per round. For canvases, the checkpoint specifies the default."""
+    """Maximum number of rounds per block. Positions are distributed evenly over the rounds: each
+    round decodes at least this number (LowConfidence), or exactly this number (LowConfidenceStatic,
+    Sequential). The default is the block size, for one position per round. For canvases, the
+    checkpoint specifies the default."""
     entropy_bound: float | None = None
     """Positions are decoded in ascending order of entropy while the sum of their entropies, in
     nats, does not exceed this bound; the first position always is (EntropyBounded). The default is

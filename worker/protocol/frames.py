@@ -1,7 +1,7 @@
 """Frames on stream sockets, and the messages between a gateway and a frontend on the same node.
 
 A frame is a length (uint32, little-endian) followed by a payload of that many bytes: one message in
-msgpack, never pickled. Frames are shared by all processes of a worker group and its gateways.
+msgpack, never pickled. All processes of a worker group and its gateways use this format.
 
 gateway ──Attach, then Call (SubmitBatch)──────────────────────────> frontend
 gateway <──Item (WorkerItem), Reply (SubmitReply), CallFailure (text)── frontend
@@ -88,8 +88,8 @@ class FrameReader:
         self._rest = bytearray()
         """Start of an incomplete frame."""
         self._missing = 0
-        """Number of bytes missing from the current frame or header. Incomplete frames are not
-        parsed."""
+        """Number of bytes missing from the current frame or header; nothing is parsed until they
+        have arrived."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Returns the payloads of all frames that `data` completes.

@@ -14,7 +14,8 @@ always."""
 class HostCacheTotals(msgspec.Struct, array_like=True):
     """Totals of the host-memory tier since the epoch began.
 
-    A page is only in one of the two tiers at a time, and is stored each time it leaves the device.
+    A page is either on the device or in this tier, never in both, and is stored each time it leaves
+    the device.
     """
 
     num_pages: int = 0

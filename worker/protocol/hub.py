@@ -24,7 +24,7 @@ def local_folder(model: str) -> Path | None:
     """Local folder that `model` names; None if it is a repository name.
 
     Raises:
-        Unavailable: the name can only be that of a folder, and the folder does not exist.
+        Unavailable: the name can only be a folder's, and the folder does not exist.
         ValueError: a revision was given for a folder.
     """
     folder = Path(model).expanduser()

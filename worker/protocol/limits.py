@@ -1,5 +1,5 @@
-"""Limits of an engine, which are checked to reject requests that can never run before queueing
-them."""
+"""Limits of an engine. Requests that exceed them can never run, and are rejected before they are
+queued."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Problem(NamedTuple):
     param: str
     """Invalid field: a field of SamplingParams, or `prompt`."""
     message: str
-    """Message for the client, including the numbers."""
+    """Message for the client, which includes the value and the limit."""
     overflow: Overflow | None = None
     """Set if the prompt exceeds the context length, so that each API can word the error its own
     way."""
@@ -80,8 +80,7 @@ class Limits(msgspec.Struct, frozen=True):
 def refuse(
     submit: Submit, info: EngineInfo, known: dict[int, Problem | None] | None = None
 ) -> Rejection | None:
-    """Rejection of `submit`, with the numbers, if it can never run on an engine like `info`;
-    otherwise None.
+    """Rejection of `submit` if it can never run on an engine like `info`; otherwise None.
 
     This protects ranks from invalid requests: a token id outside the embedding would crash a rank.
     A `max_tokens` that exceeds the context is accepted: generation then ends with finish reason
@@ -133,13 +132,14 @@ def too_long(found: str, num_tokens: int, max_tokens: int, limits: Limits | None
     """Creates the problem for a prompt that exceeds the context length.
 
     Coding agents compact their conversation if the message matches one of their patterns, including
-    `maximum context length is N tokens` and `reduce the length of the messages`: keep both.
+    `maximum context length is N tokens` and `reduce the length of the messages`: keep both phrases.
 
     Args:
         found: the length of the prompt, as a clause of the message.
         num_tokens: number of tokens in the prompt; a lower bound if it is not tokenized.
         max_tokens: maximum number of tokens of prompt plus completion.
-        limits: the engine, if its KV cache may be the reason; None to omit that.
+        limits: the engine's limits, so that the message mentions the KV cache if its size is the
+            limiting factor; None never mentions it.
     """
     is_small = limits is not None and limits.max_total_tokens < limits.max_model_len
     cache = f" (KV cache; the model supports {limits.max_model_len})" if limits and is_small else ""

@@ -103,8 +103,8 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def is_guided(self) -> bool:
-        """Whether tokens are masked, either by a grammar or to end reasoning that reaches its
-        maximum."""
+        """Whether tokens are masked, either by a grammar or to end reasoning that reaches its token
+        limit."""
         thought = self.sampling.thought
         return bool(self.grammar) or (thought is not None and thought.budget is not None)
 
@@ -207,7 +207,7 @@ class Rejection(msgspec.Struct, kw_only=True):
     param: str = ""
     """Invalid field (400): a field of SamplingParams, or `prompt`; empty if there is none."""
     is_final: bool = False
-    """Whether this worker would always reject the request (400, for a grammar)."""
+    """Whether this worker would always reject the request's grammar (400)."""
 
 
 class SubmitReply(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -341,14 +341,14 @@ class StepShape(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PrefillSteps(msgspec.Struct, array_like=True, frozen=True):
-    """Totals of all steps of an epoch with prompt tokens, some of which are not in any report."""
+    """Totals of an epoch's steps with prompt tokens, including steps that no report describes."""
 
     num_steps: int = 0
     """Number of steps."""
     step_ms: float = 0.0
     """Total duration of these steps, in milliseconds."""
     decodes: StepShape = StepShape()
-    """Totals of the fields for decodes and drafts in the shapes of these steps."""
+    """Sums of the fields for decodes and drafts over the shapes of these steps."""
 
     def with_step(self, shape: StepShape, step_ms: float) -> PrefillSteps:
         """Returns the totals with one more step."""
@@ -381,7 +381,7 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Number of prompt tokens of running and waiting requests that have not been computed yet."""
     max_num_seqs: Annotated[int, AsGauge("max_num_seqs", "Maximum number of running requests.")] = 0
     num_preemptions: Annotated[int, AsCounter("num_preemptions", "Requests preempted.")] = 0
-    """Number of preemptions since the epoch began, as for all counters."""
+    """Number of preemptions since the epoch began. All counters start with the epoch."""
     step_ms: float = 0.0
     """Duration in milliseconds of rank 0's last step, or of a pass over running blocks."""
     num_step_tokens: Annotated[int, AsGauge("step_tokens", "Tokens computed in the last step.")] = 0

@@ -45,8 +45,8 @@ def group(title: str = "") -> Mapping[str, str]:
     property `enabled`.
 
     Args:
-        title: title of the group in the CLI's help; empty to list its options along with those
-            around it.
+        title: title of the group in the CLI's help; empty to list its options with those that
+            are in no group.
     """
     return {_GROUP: title}
 

@@ -11,7 +11,8 @@ Task = Literal["auto", "generate", "embed", "classify", "score"]
 Runner = Literal["auto", "generate", "pooling"]
 Convert = Literal["auto", "none", "embed", "classify"]
 PoolingType = Literal["last", "mean", "cls"]
-"""Hidden states that become the vector: the last token's, the mean of all, or the first token's."""
+"""Pooling method: hidden state of the last token, mean of all hidden states, or hidden state of the
+first token."""
 PoolingTypeName = Literal["last", "mean", "cls", "LAST", "MEAN", "CLS"]
 """Pooling type as users write it, including vLLM's names, which are in capitals."""
 Activation = Literal["none", "sigmoid", "softmax"]
@@ -39,8 +40,8 @@ class PoolingOptions:
     """Task of --runner pooling, as in vLLM: embed or classify; auto selects the one that suits the
     checkpoint."""
     pooling_type: PoolingTypeName | None = field(default=None, metadata=_IN_POOLER_CONFIG)
-    """Pooling: hidden state of the last token, mean of all, or of the first token (cls). If unset,
-    the checkpoint's pooling configuration, or last if there is none."""
+    """Pooling: hidden state of the last token, mean over all tokens, or hidden state of the first
+    token (cls). If unset, the checkpoint's pooling configuration, or last if there is none."""
     normalize: bool | None = field(default=None, metadata=_IN_POOLER_CONFIG)
     """Whether to L2-normalize embeddings. If unset, as the checkpoint specifies, or true if it
     specifies nothing."""
@@ -79,8 +80,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     dimensions: int | None = None
-    """Number of leading dimensions of the embedding to return (matryoshka); None for all. If set,
-    they are L2-normalized again."""
+    """Number of leading dimensions of the embedding to return (matryoshka); None for all. The
+    shortened embedding is L2-normalized again."""
     normalize: bool | None = None
     """Whether to L2-normalize the embedding; None for the model's default."""
 

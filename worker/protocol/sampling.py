@@ -113,7 +113,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     """Stop tokens, which end the request like the model's EOS tokens."""
     include_stop_str_in_output: bool = False
-    """Whether the text includes the stop string that ended it."""
+    """Whether the text includes the stop string that ended the completion."""
     ignore_eos: bool = False
     """Whether to continue after an EOS token (for benchmarks)."""
     skip_special_tokens: bool = True

@@ -15,11 +15,12 @@ class Decision(IntEnum):
     PROBE = 1
     """Drafts, to measure whether drafting has become worthwhile."""
     ACCEPTANCE = 2
-    """No drafts: too few are accepted."""
+    """No drafts: too few drafts are accepted."""
     COST = 3
     """No drafts: the batch is so large that even full acceptance would not be worthwhile."""
     COST_UNKNOWN = 4
-    """No drafts: step times cannot be predicted yet, or the step measures rows without drafts."""
+    """No drafts: step times cannot be predicted yet, or the step is needed to measure rows without
+    drafts."""
     UTILIZATION = 5
     """No drafts: too many slots are in use."""
     PRIORITY = 6
@@ -52,7 +53,7 @@ class SpeculationTotals(msgspec.Struct, array_like=True):
 
     @staticmethod
     def of(num_speculative_tokens: int) -> SpeculationTotals:
-        """Totals of zero, with `num_speculative_tokens` positions."""
+        """Totals that are all 0, for drafts of up to `num_speculative_tokens` tokens."""
         return SpeculationTotals(
             drafted_at=[0] * num_speculative_tokens,
             accepted_at=[0] * num_speculative_tokens,

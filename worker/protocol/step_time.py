@@ -36,8 +36,8 @@ _FORGETTING = 0.995
 """Factor by which the weight of an observation decays with each later similar one, so that about
 200 observations count."""
 _FORGOTTEN_EVERY = 2 * len(_SCALES)
-"""Number of observations between two forgetting steps. This is twice the number of terms, to cover
-everything that varies."""
+"""Number of observations between two forgetting steps: twice the number of terms, so that they
+cover all combinations of terms that vary."""
 _EXCITED = 0.05
 """Minimum contribution of a combination of terms for observations to be informative about it, as a
 fraction of the steps' time (root mean square). Similar steps differ by a few percent. Values of
@@ -45,14 +45,15 @@ fraction of the steps' time (root mean square). Similar steps differ by a few pe
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior relative to one observation."""
 _SHORTEST_S = 1e-4
-"""Minimum duration assumed for an observation, in seconds, since its errors are divided by it."""
+"""Minimum duration assumed for an observation, in seconds: prediction errors are divided by the
+duration."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Coefficients of the step-time model in seconds per unit."""
 
     constant: float
-    """Seconds per step."""
+    """Seconds per step, regardless of its contents."""
     prefill_token: float
     """Seconds per prompt token."""
     attended: float
@@ -133,7 +134,7 @@ class StepTimeModel:
         return StepCosts(**dict(zip(names, (self._solution / _SCALES).tolist(), strict=True)))
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Adds the duration of one step."""
+        """Adds an observation: the shape and duration of one step."""
         # Errors are relative, so that a delayed step has little weight.
         terms = np.array(msgspec.structs.astuple(shape), float)
         terms[0] = 1.0  # constant term in place of the step's number
@@ -168,7 +169,7 @@ class StepTimeModel:
         self._gram = 0.5 * (gram + gram.T)  # symmetrize, or rounding errors would grow
 
     def _solve(self, sweeps: int = 30) -> None:
-        """Minimizes the weighted squared errors plus the prior's, with
+        """Minimizes the weighted squared errors of the observations and of the prior over
         non-negative coefficients."""
         solution, prior = self._solution, _PRIOR_S.tolist()
         # Relative to the prior, as observations are relative to their durations.

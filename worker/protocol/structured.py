@@ -79,7 +79,7 @@ class ThoughtTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     before: tuple[int, ...] = ()
     """Tokens that must directly precede `closing` for it to end the reasoning."""
     leading: tuple[int, ...] = ()
-    """Tokens inserted before `before` if the end of reasoning is enforced."""
+    """Tokens inserted in front of `before` if the end of reasoning is enforced."""
     budget: int | None = None
     """Maximum number of reasoning tokens, excluding those that begin and end it; None for no
     limit."""

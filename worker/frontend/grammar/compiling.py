@@ -56,7 +56,7 @@ class GrammarCompilers:
             self._xgrammar = XGrammarBackend.of_tokens(tokens, setting.eos_token_ids)
 
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary, for the process that runs the grammars."""
+        """The vocabulary, in the form that the process that runs the grammars needs."""
         prepared = "" if self._xgrammar is None else self._xgrammar.serialize()
         return Vocabulary(self._tokens, self._setting.eos_token_ids, prepared)
 

@@ -1,4 +1,5 @@
-"""Grammar compiler: runs a compiling process. Calls are blocking. Imports no grammar library."""
+"""Grammar compiler: runs a compiling process. Calls are blocking. Does not import grammar
+libraries."""
 
 from __future__ import annotations
 
@@ -207,7 +208,8 @@ def _write(process: subprocess.Popen[bytes], octets: bytes, deadline: float) -> 
 
 
 def _read_frame(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """Reads one frame; returns None if the process has exited. Raises TimeoutError."""
+    """Reads one frame; returns None if the process has exited. Raises TimeoutError after the
+    deadline."""
     assert process.stdout is not None
     fd, reader = process.stdout.fileno(), FrameReader()
     payloads: list[bytes] = []
@@ -221,7 +223,8 @@ def _read_frame(process: subprocess.Popen[bytes], deadline: float) -> bytes | No
 
 
 def _wait(fd: int, event: int, deadline: float) -> None:
-    """Waits until `fd` is ready for `event` or has been closed. Raises TimeoutError."""
+    """Waits until `fd` is ready for `event` or has been closed. Raises TimeoutError after the
+    deadline."""
     poller = select.poll()  # select() does not support descriptors above 1023
     poller.register(fd, event)
     left = deadline - time.monotonic()

@@ -19,8 +19,8 @@ from worker.models.layers.linear_method import WeightSlot
 
 
 class XieluMLP(MLP):
-    """An ungated MLP: down(xielu(up(x))). A checkpoint stores the parameters b and e of `xielu` as
-    they are, and p and n - b before softplus is applied."""
+    """An ungated MLP: down(xielu(up(x))). Checkpoints store the parameters b and e of `xielu`
+    directly; p and n - b are the softplus of the stored values."""
 
     _NAMES = ("alpha_p", "alpha_n", "beta", "eps")
 
@@ -29,7 +29,7 @@ class XieluMLP(MLP):
         self._numbers = torch.empty(len(self._NAMES), device=model.options.device)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Weight slots of both projections and of the activation; `prefix` ends with a dot."""
+        """Weight slots of the two projections and of the activation; `prefix` ends with a dot."""
         yield from super().weight_slots(prefix)
         for index, name in enumerate(self._NAMES):
             yield WeightSlot(

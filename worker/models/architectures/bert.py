@@ -69,7 +69,8 @@ class BertLayer:
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output of the layer, and no residual; arguments and shapes as in DecoderLayer."""
+        """Output of the layer, and None instead of a residual; arguments and shapes as in
+        DecoderLayer."""
         assert residual is None, "a layer's output includes its input"
         after_attention, after_mlp = self.norms.values()
         attended = self.attention.forward(hidden, positions, ctx, logits_indices)

@@ -31,8 +31,9 @@ class ParallelLayer(LlamaLayer):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of both blocks' outputs, and the residual to which it has yet to be added, [T,
-        hidden] each; in the last layer, [S, hidden], for the tokens in `logits_indices`."""
+        """The sum of the outputs of attention and MLP, and the residual to which it has yet to be
+        added, [T, hidden] each; in the last layer, [S, hidden], for the tokens in `logits_indices`.
+        """
         (norm,) = self.norms
         if residual is None:
             residual, hidden = hidden, norm.forward(hidden)

@@ -80,14 +80,15 @@ class DecoderLayer(Module, Protocol):
 
         Args:
             hidden: output of the previous layer.
-            residual: [T, hidden], to which `hidden` has yet to be added; None, as before the first
-                layer, means zero.
+            residual: [T, hidden]: sum to which `hidden` has yet to be added; None (before the first
+                layer) if it is zero.
             positions: [T] int64.
             ctx: caches and planned attention of the step.
             logits_indices: in the last layer, the tokens [S] whose output is needed; None for all.
 
         Returns:
-            Output and residual in the same form, [T, hidden] or [S, hidden].
+            Output of the layer, and the residual to which it has yet to be added, [T, hidden] or
+            [S, hidden] each.
         """
         ...
 
@@ -250,7 +251,7 @@ class DecoderModel(ABC):
         return [*self.layers, self.mtp.layer, *(head.layer for head in self.mtp.further)]
 
     def _check_head(self) -> None:
-        """Raises ValueError if logits are not just dot products with rows of the LM head."""
+        """Raises ValueError if logits are more than dot products with rows of the LM head."""
         is_plain = type(self).compute_logits is DecoderModel.compute_logits
         if self.head_has_bias or self.scales_head or not is_plain:
             raise ValueError(
@@ -294,7 +295,8 @@ class DecoderModel(ABC):
     def forward_embedded(
         self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """`forward` starting from the first layer's input [T, hidden]."""
+        """Same as `forward`, but starts from the first layer's input [T, hidden] instead of token
+        ids."""
         hidden, residual = self.run_layers(hidden, positions, ctx)
         if not len(hidden):
             return hidden

@@ -50,8 +50,8 @@ from worker.models.layers.norms import RMSNorm
 from worker.models.layers.sharing import divide
 
 _UNUSED_SCALES = ("v_proj.v_scale", "v_scale")
-"""Value scales that a checkpoint may have. They are unused: latents are both keys and values, and
-use the keys' scale."""
+"""Names of value scales that a checkpoint may have. They are unused: a latent is both key and
+value, and uses the keys' scale."""
 _EPS = 1e-6
 """Epsilon of the norms within a model's attention, which config.json does not set."""
 
@@ -76,8 +76,8 @@ class LatentAttention:
     head's query without rotary embedding. Its score with the head's key U c is
     q · (U c) = (U^T q) · c. All heads thus share the "key" [c, r], whose leading part c is the
     "value", and each head then projects the result to its values. The cache of [c, r] is replicated
-    on every rank; heads are divided among the ranks. Rows for which this is cheaper
-    (`Expansion.saves_work`) attend to U c and r instead.
+    on every rank; heads are divided among the ranks. Rows attend to U c and r instead if that is
+    cheaper (`Expansion.saves_work`).
 
     With sparse attention, a query attends to the tokens that an indexer selects. The indexer is
     part of the layer itself or of the nearest earlier layer that has one.
@@ -275,7 +275,8 @@ class LatentAttention:
         return q.new_empty(*q.shape[:2], self._mla.cached_dim)
 
     def _absorb(self, q: torch.Tensor, queries: torch.Tensor) -> None:
-        """Projects queries without rotary embedding to the latent space, into `queries`."""
+        """Projects queries without rotary embedding to the latent space, and writes the results to
+        `queries`."""
         plain, absorbed = q[..., : self._mla.plain_dim], queries[..., : self._mla.kv_rank]
         self._to_latents.multiply(plain, absorbed)
 
@@ -344,9 +345,9 @@ class LatentAttention:
         return out.index_copy_(0, sparse.others, others)
 
     def _put_halves_first(self) -> None:
-        """Reorders the output features of queries and keys so that pairs of rotary dimensions
-        are split into two halves instead of interleaved. Scores stay the same, since both are
-        reordered identically."""
+        """Reorders the output features of queries and keys so that pairs of rotary dimensions are
+        split into two halves instead of interleaved. Scores stay the same, since queries and keys
+        are reordered identically."""
         mla = self._mla
         halves = torch.arange(mla.rotary_dim).view(-1, 2).T.flatten()
         down = torch.arange(sum(self._split))
@@ -374,7 +375,7 @@ def _indexer(
 
 def _expansion(mla: MlaConfig, num_heads: int, options: LayerOptions) -> Expansion | None:
     """Sizes of a rank's keys and values for prompts in expanded form. None if prompts are never
-    expanded: this is the case with sparse attention, and in batch-invariant mode, where the choice
+    expanded, which is the case with sparse attention and in batch-invariant mode, where the choice
     must not depend on chunks and prefixes."""
     if mla.indexer is not None or options.batch_invariant:
         return None
@@ -403,7 +404,8 @@ class _HeadProducts:
             ]
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Multiplies x [T, heads, K] into `out` [T, heads, N]; both may be strided."""
+        """Multiplies x [T, heads, K] by the weights and writes the result to `out` [T, heads, N].
+        Both tensors may be strided."""
         if not self._packed:
             torch.bmm(x.transpose(0, 1), self._weights, out=out.transpose(0, 1))
         for head, weight in enumerate(self._packed):

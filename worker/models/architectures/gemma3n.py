@@ -68,7 +68,8 @@ class AltUp:
             )
 
     def process_after_loading(self) -> None:
-        """Packs the router, and folds its input's factor 1 / hidden size into the norm."""
+        """Packs the router, and folds the factor 1 / hidden size of the router's input into the
+        norm."""
         self._router.process_after_loading()
         weight = self._router_norm.weight
         self._router_norm.multiply(weight.new_full((1,), 1 / len(weight), dtype=torch.float32))
@@ -95,8 +96,7 @@ class AltUp:
         return predictions + innovation[:, None] * factors[:, :, None]
 
     def block_input(self, streams: torch.Tensor) -> torch.Tensor:
-        """The scaled active stream [T, hidden], which is the input of the per-layer embedding's
-        block."""
+        """The active stream [T, hidden], scaled, which is the input of the PerLayerBlock."""
         active = streams[:, self._active]
         return active if self._output_scale is None else active * self._output_scale
 
@@ -124,7 +124,7 @@ class Laurel:
         self._norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Weight slots of both projections and the norm; `prefix` ends with a dot."""
+        """Weight slots of the two projections and the norm; `prefix` ends with a dot."""
         yield from self._left.weight_slots(prefix)
         yield from self._right.weight_slots(prefix)
         yield from self._norm.weight_slots(f"{prefix}post_laurel_norm")

@@ -54,7 +54,8 @@ class Gemma4Router:
         )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Weight slots of the projection and both scales; `prefix` ends with a dot."""
+        """Weight slots of the projection, its input's scale and the experts' scales; `prefix` ends
+        with a dot."""
         yield from self._projection.weight_slots(prefix)
         for name, tensor in (
             ("scale", self._scale),
@@ -125,8 +126,8 @@ class ParallelExperts:
     def add(
         self, mlp_output: torch.Tensor, routed: torch.Tensor, after_both: HiddenNorm
     ) -> torch.Tensor:
-        """Adds the outputs of the MLP and the experts, each after its norm, and normalizes the sum
-        with `after_both`; [T, hidden] each."""
+        """Normalizes the outputs of the MLP and the experts separately, adds them, and normalizes
+        the sum with `after_both`; [T, hidden] each."""
         after_mlp, _, after_experts = self._norms
         (normed,), _ = fused_add_norm(
             *(mlp_output, routed, (after_both.norm(),), after_both.eps),
@@ -137,8 +138,9 @@ class ParallelExperts:
 
 
 class Gemma4Layer(PreNormLayer):
-    """A layer with norms before and after each block, possibly experts in parallel with the MLP, a
-    block that reads the layer's embeddings, and an output that is multiplied by a learned number.
+    """A layer with norms before and after each block, whose output is multiplied by a learned
+    number. It may have experts in parallel with the MLP, and a block that reads the layer's
+    embeddings.
 
     Args:
         model: the model that the layer belongs to.
@@ -205,7 +207,8 @@ class Gemma4Layer(PreNormLayer):
     def after_mixer(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs the MLP, and the experts if there are any, after attention, as in PreNormLayer."""
+        """Runs the MLP, and the experts if there are any, after attention; arguments and result as
+        in PreNormLayer."""
         inputs, residual = self.before_blocks(hidden, residual)
         return self.after_blocks(self.run_blocks(inputs)), residual
 
@@ -230,7 +233,7 @@ class Gemma4Layer(PreNormLayer):
         return mlp_output, self._experts.forward(inputs[1:])
 
     def after_blocks(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The layer's output from those of `run_blocks`."""
+        """The layer's output, given the outputs of `run_blocks`."""
         if self._experts is None:
             return self.norms[-1].forward(outputs[0])
         mlp_output, routed = outputs
@@ -238,8 +241,8 @@ class Gemma4Layer(PreNormLayer):
 
 
 class SharingModel(Gemma2ForCausalLM):
-    """A model with per-layer embeddings whose last layers read the KV caches of earlier ones; both
-    are optional. Weights of norms have no offset, unlike in Gemma 1 to 3."""
+    """A model that may have per-layer embeddings, and last layers that read the KV caches of
+    earlier ones. Weights of norms have no offset, unlike in Gemma 1 to 3."""
 
     norm_offset: ClassVar[float] = 0.0
 

@@ -28,8 +28,8 @@ class SandwichLayer(LlamaLayer):
     def after_mixer(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs the MLP between two norms, after the norm of the attention output, as in
-        PreNormLayer."""
+        """Normalizes the attention output, then runs the MLP between two norms; arguments and
+        result as in PreNormLayer."""
         _, after_attention, before_mlp, after_mlp = self.norms
         hidden, residual = self.normed_feed_forward(before_mlp, hidden, residual, after_attention)
         return after_mlp.forward(hidden), residual

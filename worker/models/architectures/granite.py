@@ -33,8 +33,8 @@ _MINICPM_NAMES = MoeNames(gate="w1", up="w3", down="w2")
 
 
 class GraniteLayer(LlamaLayer):
-    """A layer with scaled blocks: x + m * attention(norm(x)), then x + m * mlp(norm(x)). Norms
-    that add to the residual multiply by m, the `residual_multiplier`."""
+    """A layer with scaled blocks: x + m * attention(norm(x)), then x + m * mlp(norm(x)). Norms that
+    add a block's output to the residual multiply it by m, the `residual_multiplier`."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class GraniteMoeSWAForCausalLM(GraniteSWAForCausalLM):
 
 
 class SharedExperts:
-    """Experts and an MLP whose outputs are added; a single all-reduce covers both.
+    """Experts and an MLP whose outputs are added; a single all-reduce sums the two over the ranks.
 
     Args:
         config: the model's configuration, with experts.

@@ -18,8 +18,8 @@ from worker.models.layers.attention import AttentionTraits, GatedMLP
 
 
 class HyperCLOVAXLayer(SandwichLayer):
-    """A layer with scaled blocks between norms: x + m * norm(attention(norm(x))), then
-    x + m * norm(mlp(norm(x))). Norms that add to the residual multiply by m."""
+    """A layer with scaled blocks between norms: x + m * norm(attention(norm(x))), then x + m *
+    norm(mlp(norm(x))). Norms that add a block's output to the residual multiply it by m."""
 
     norm_names: ClassVar[tuple[str, ...]] = (
         *("input_layernorm", "post_norm1"),

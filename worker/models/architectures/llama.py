@@ -159,7 +159,7 @@ class PreNormLayer:
     def after_mixer(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rest of `forward`, from the mixer's output and the residual, both [T, hidden]."""
+        """The rest of `forward`, given the mixer's output and the residual, [T, hidden] each."""
         post_attention_norm = self.norms[1]
         if not self._needs_fp32:
             return self.normed_feed_forward(post_attention_norm, hidden, residual)
@@ -173,8 +173,9 @@ class PreNormLayer:
         residual: torch.Tensor,
         after_block: HiddenNorm | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output of the feed-forward block on the norm of a sum, and the sum, [T, hidden] each;
-        arguments as in `HiddenNorm.forward_add`."""
+        """Adds a block's output to the residual and runs the feed-forward block on the norm of the
+        sum; returns the feed-forward output and the sum, [T, hidden] each. Arguments as in
+        `HiddenNorm.forward_add`."""
         if self._fp8_mlp is not None and len(hidden) >= self._fp8_mlp[1].min_rows:
             mlp, inputs = self._fp8_mlp
             rows, residual = norm.forward_fp8(hidden, residual, inputs, after_block)

@@ -39,7 +39,7 @@ class Llama4Moe(MoeMLP):
 
 
 class Llama4ForCausalLM(DecoderModel):
-    """Llama 4. In layers with rotary embedding, the heads of q and k are normalized afterwards,
+    """Llama 4. In layers with rotary embedding, each head of q and k is normalized after it,
     without a weight. In the other layers, queries are scaled by position."""
 
     def build_layer(self, index: int) -> LlamaLayer:

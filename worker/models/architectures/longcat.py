@@ -41,7 +41,7 @@ class LongcatFlashForCausalLM(DecoderModel):
         return PreNormLayer(self, attention, mlp, **names)
 
     def layer_name(self, index: int) -> str:
-        """Checkpoint name of a layer's pair."""
+        """Checkpoint name of the pair that a layer belongs to."""
         return super().layer_name(index // 2)
 
 

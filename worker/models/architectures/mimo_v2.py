@@ -56,6 +56,6 @@ class MiMoV2ForCausalLM(Qwen3MoeForCausalLM):
 
 
 class _HeadLayer(LlamaLayer):
-    """Layer of the MTP head."""
+    """Decoder layer of the MTP head, with different checkpoint names for the norms."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "pre_mlp_layernorm")

@@ -105,8 +105,9 @@ class BlockIndexer:
         scale: float,
         value_scale: float,
     ) -> torch.Tensor:
-        """Attention of queries q [N, heads, head_dim] with index queries [N, heads, D], for the
-        tokens of the step that select blocks."""
+        """Attention output of queries q [N, heads, head_dim], which attend to the blocks selected
+        by their index queries `queries` [N, heads, D]. Only for the tokens of the step that select
+        blocks."""
         assert inputs.sparse is not None, "some tokens select blocks"
         assert cache.index_keys is not None, "the layer's specification has index keys"
         selection = select_blocks(
@@ -209,7 +210,7 @@ class BlockSparseAttention(Attention):
         inputs: AttentionInputs,
         num_decodes: int,
     ) -> torch.Tensor:
-        """Attention of queries [T, heads, head_dim] with index queries [T, heads, D], which are
+        """Attention output of queries [T, heads, head_dim]. Index queries [T, heads, D] are only
         used if the layer has an indexer. The step's first `num_decodes` tokens are decodes."""
         indexer, sparse, scales = self.indexer, inputs.sparse, self.cache_scales
         scale, value_scale = self._scale * scales.key, scales.value

@@ -45,7 +45,7 @@ class HeadLayer(CachingLayer, Protocol):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output and residual, as in the model's layers."""
+        """Output and residual; arguments and shapes as in `DecoderLayer.forward`."""
         ...
 
 

@@ -34,7 +34,7 @@ class PostNormLayer(LlamaLayer):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """The residual after both blocks, [T, hidden] (in the last layer, [S, hidden] for the
+        """The residual after attention and MLP, [T, hidden] (in the last layer, [S, hidden] for the
         tokens in `logits_indices`), and None, since nothing remains to be added."""
         assert residual is None, "the previous layer returns no residual"
         after_attention, after_mlp = self.norms

@@ -20,8 +20,8 @@ _NORM_EPS = 1e-5
 
 
 class OlmoLinearLayer(PreNormLayer):
-    """A layer with linear attention, which adds its MLP's output to the residual itself: the
-    post-norm layers after it have nothing to add."""
+    """A layer with linear attention, which adds its MLP's output to the residual itself, since the
+    post-norm layers after it expect a complete residual."""
 
     def forward(
         self,
@@ -31,8 +31,8 @@ class OlmoLinearLayer(PreNormLayer):
         ctx: ForwardContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """The residual after both blocks, [T, hidden] (in the last layer, [S, hidden] for the
-        tokens in `logits_indices`), and None, since nothing remains to be added."""
+        """The residual after linear attention and MLP, [T, hidden] (in the last layer, [S, hidden]
+        for the tokens in `logits_indices`), and None, since nothing remains to be added."""
         hidden, residual = super().forward(hidden, residual, positions, ctx, logits_indices)
         assert residual is not None, "PreNormLayer returns a residual"
         return hidden + residual, None

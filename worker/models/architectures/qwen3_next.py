@@ -203,7 +203,8 @@ class GatedDeltaNet:
         return [part for name, kinds in named for part in self._parts_of(name, kinds)]
 
     def _parts_of(self, name: str, kinds: str) -> list[ColumnPart]:
-        """This rank's rows of a tensor that holds these kinds of features one after another."""
+        """This rank's rows of a tensor that holds the features of all `kinds`, one kind after
+        another."""
         group = self._options.group
         widths = [self._widths["qkvzba".index(kind)] for kind in kinds]
         starts = accumulate(widths, initial=0)
@@ -218,7 +219,7 @@ class GatedDeltaNet:
         ]
 
     def _joined_part(self, name: str, kinds: str) -> ColumnPart:
-        """This rank's rows of a tensor that holds these kinds of features grouped by key head."""
+        """This rank's rows of a tensor that holds all `kinds` of features, grouped by key head."""
         group = self._options.group
         width = sum(self._widths["qkvzba".index(kind)] for kind in kinds)
         return ColumnPart(

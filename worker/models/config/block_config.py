@@ -22,5 +22,6 @@ class BlockSparseConfig:
 
     @property
     def top_k(self) -> int:
-        """Maximum number of tokens for which a query still attends to all of them."""
+        """Maximum number of tokens that a query attends to. In a context of at most this many
+        tokens, it attends to all of them."""
         return self.block_size * self.num_blocks

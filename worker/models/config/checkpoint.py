@@ -118,7 +118,7 @@ def check_format(folder: Path) -> None:
     own format, as Mistral Large 3 is released.
 
     Raises:
-        ValueError: it holds one of these; the message has the remedy.
+        ValueError: it holds an adapter or such a model; the message has the remedy.
     """
     check_files(folder)
     if (folder / "params.json").is_file():

@@ -142,7 +142,7 @@ class EagleConfig:
     head: ModelConfig
     """Sizes of the head's decoder layer, the head's folder and its tensor names."""
     taps: tuple[int, ...]
-    """Layers of the model before which hidden states are read; numbered as in vLLM."""
+    """Layers of the model before which hidden states are read; layers are numbered as in vLLM."""
     target_hidden_size: int
     """Hidden size of the model."""
     draft_vocab_size: int

@@ -56,7 +56,7 @@ class BertConfig(EncoderConfig):
         return 0
 
     def extra(self) -> dict[str, Any]:
-        """Sizes of the embeddings."""
+        """Sizes of the position and token-type embeddings."""
         return {
             "num_positions": self.first_position + self.max_position_embeddings,
             "first_position": self.first_position,
@@ -88,7 +88,7 @@ class RobertaConfig(BertConfig):
 
     @property
     def first_position(self) -> int:
-        """The position after that of padding tokens."""
+        """The position after the one that padding tokens have."""
         return self.pad_token_id + 1
 
 
@@ -142,7 +142,7 @@ class ModernBertConfig(EncoderConfig):
         return (None,) * self.num_hidden_layers
 
     def extra(self) -> dict[str, Any]:
-        """Layers with local attention, and its width."""
+        """Layers with local attention, and the width of their window in tokens."""
         return {
             "local_layers": tuple(kind == SLIDING for kind in self.kinds_of_layers()),
             "local_attention": self.local_attention,

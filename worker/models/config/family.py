@@ -1,5 +1,5 @@
-"""Base of model families' schemas: keys that all families have, and their meaning. Imports
-no torch.
+"""Base of model families' schemas: keys that all families have, and their meaning. Does not import
+torch.
 
 A vendor's module in `worker.models.config.vendors` has one `FamilyConfig` per family. Its fields
 are keys of config.json (see `schema.py`), its class attributes are properties that no key
@@ -86,8 +86,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     extra_keys: ClassVar[tuple[str, ...]] = ()
     """Fields that only the family's class reads, from `ModelConfig.extra`."""
     layer_kinds: ClassVar[tuple[str, ...]] = (FULL,)
-    """Layer types that `layer_types` may list. If it is missing, all layers have the last one,
-    unless `layer_kind` is overridden."""
+    """Layer types that `layer_types` may list. If config.json has no `layer_types`, all layers are
+    of the last of these types, unless `layer_kind` is overridden."""
     kind_aliases: ClassVar[Mapping[str, str]] = {}
     """Alternative names of layer types in `layer_types`."""
     has_chunks: ClassVar[bool] = False
@@ -104,7 +104,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     has_sinks: ClassVar[bool] = False
     """Whether heads have attention sinks."""
     mxfp4_experts: ClassVar[bool] = False
-    """Whether experts may be MXFP4."""
+    """Whether a checkpoint may have experts in MXFP4."""
     top_k_key: ClassVar[str] = "num_experts_per_tok"
     """Key of the number of experts per token, for messages."""
     skips_next_layers: ClassVar[bool] = False
@@ -217,7 +217,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return float(share)
 
     def kv_heads(self) -> int:
-        """Number of KV heads; that of sliding-window layers if `full_heads` differs."""
+        """Number of KV heads. If full-attention layers have a different number (`full_heads`), this
+        is the number in sliding-window layers."""
         return self.num_key_value_heads or self.num_attention_heads
 
     def biases(self) -> Biases:
@@ -292,8 +293,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return {}
 
     def rotating(self) -> tuple[bool, ...] | None:
-        """Layers with rotary embedding; None if all have it, or if the class decides by the
-        windows."""
+        """Layers with rotary embedding; None if all have it, or if the model class decides based on
+        the layers' windows."""
         return None
 
     def full_heads(self) -> HeadSizes | None:

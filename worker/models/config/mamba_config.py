@@ -24,9 +24,9 @@ class MambaConfig:
     """Number of groups of heads; the heads of a group share B and C, and the mean square of the
     norm."""
     state_dim: int
-    """Size of B and C."""
+    """Size of B, and of C, per group of heads."""
     num_taps: int
-    """Number of inputs of the convolution."""
+    """Number of consecutive tokens that an output of the convolution depends on."""
     conv_bias: bool = True
     input_bias: bool = False
     output_bias: bool = False

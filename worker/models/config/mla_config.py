@@ -21,7 +21,7 @@ class IndexerConfig:
     """Whether the indexer's rotary embedding pairs adjacent dimensions instead of the two
     halves."""
     layers: tuple[bool, ...]
-    """Whether a layer has an indexer, per layer; the others reuse the selection of the preceding
+    """Whether each layer has an indexer; layers without one reuse the selection of the preceding
     layer."""
 
 

@@ -1,5 +1,5 @@
-"""Model configuration: architecture parameters of a checkpoint, from its config.json. Imports no
-torch."""
+"""Model configuration: architecture parameters of a checkpoint, from its config.json. Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ModelConfig:
     None."""
     rotating: tuple[bool, ...] | None = None
     """Whether queries and keys have rotary embedding, per layer; None if all layers do, or if the
-    family's class decides by the windows."""
+    model class decides based on the layers' windows."""
     linear_layers: frozenset[int] | None = None
     """Layers that keep a state per request (linear attention, convolutions); None if there are
     none."""
@@ -125,7 +125,7 @@ class ModelConfig:
     tensors: TensorNames | None = None
     """Tensor names in this checkpoint that differ from the family's; None if none do."""
     pooling: PoolerConfig | None = None
-    """How hidden states become a vector; None for a model that generates text."""
+    """How hidden states are pooled into a vector; None for a model that generates text."""
     mtp: MtpConfig | None = None
     """Head for multi-token prediction that the checkpoint may have; None if it is not supported for
     this family."""
@@ -155,7 +155,7 @@ class ModelConfig:
         tensors: TensorNames | None = None,
         pooler: PoolerConfig | None = None,
     ) -> ModelConfig:
-        """The configuration of a checkpoint in `folder`, whose config.json `raw` has been read with
+        """The configuration of a checkpoint in `folder`, whose config.json (`raw`) was read with
         its family's schema. Raises ValueError, which names the key, for an unsupported value."""
         check_files(folder)
         rope, window_rope = _ropes(family)
@@ -223,8 +223,8 @@ class ModelConfig:
 
     @property
     def num_ahead(self) -> int:
-        """Number of positions computed beyond the maximum request length: those of a canvas,
-        otherwise 0."""
+        """Number of positions computed beyond the maximum request length: the positions of a
+        canvas, or 0 for models without canvases."""
         return 0 if self.canvas is None else self.canvas.length
 
     def windows_within(self, max_model_len: int) -> tuple[int, ...]:
@@ -273,11 +273,11 @@ class ModelConfig:
         return replace(config, num_heads=self.layer_heads[index], layer_heads=None)
 
     def with_mtp(self, num_drafts: int) -> ModelConfig:
-        """The configuration with the checkpoint's MTP heads. Their decoder layers have the indices
-        from `num_layers` on: per-layer lists get one more entry per head.
+        """The configuration with the checkpoint's MTP heads. The indices of their decoder layers
+        begin at `num_layers`, so per-layer lists get one more entry per head.
 
         Args:
-            num_drafts: maximum number of drafts; further heads are not loaded.
+            num_drafts: maximum number of drafts per step; heads beyond it are not loaded.
 
         Raises:
             ValueError: MTP heads of this family are not supported.
@@ -371,7 +371,8 @@ def load_model_config(
 def _read_family(
     raw: RawConfig, pooler: PoolerConfig | None
 ) -> tuple[FamilyConfig, TensorNames | None]:
-    """The schema filled from config.json, and the checkpoint's differing tensor names, if any."""
+    """The schema filled from config.json, and the tensor names in the checkpoint that differ from
+    the family's; None if none do."""
     if pooler is None:
         return read_family(raw)
     if pooler.info.is_bidirectional:
@@ -382,8 +383,8 @@ def _read_family(
 
 
 def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
-    """The rotary embedding, and that of sliding-window layers; None for the latter if it is the
-    same."""
+    """The rotary embedding of the model, and the one of sliding-window layers; None for the latter
+    if it is the same."""
     raw, length = _keys(family), family.max_position_embeddings
     by_layer = bool(family.window_theta)
     if family.has_layer_shares and family.rope_parameters:
@@ -400,7 +401,7 @@ def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
 
 
 def _canvas(family: FamilyConfig, folder: Path) -> CanvasConfig | None:
-    """The canvases, generated as generation_config.json specifies; None for other families."""
+    """Configuration of canvases, from generation_config.json; None for families without any."""
     length, path = family.canvas(), folder / "generation_config.json"
     if length is None:
         return None
@@ -408,7 +409,8 @@ def _canvas(family: FamilyConfig, folder: Path) -> CanvasConfig | None:
 
 
 def _experts(family: FamilyConfig) -> MoeConfig | None:
-    """The validated experts. `mlp_layer_types`, written by transformers 5, must agree with them."""
+    """Configuration of the experts (None for a dense model), after checking that it agrees with
+    `mlp_layer_types`, which transformers 5 writes."""
     moe, kinds, count = family.moe(), family.mlp_layer_types, family.num_hidden_layers
     dense = frozenset(range(count)) if moe is None else moe.dense_layers
     expected = ["dense" if layer in dense else "sparse" for layer in range(count)]
@@ -503,7 +505,7 @@ def _with_skipped_tensors(
     family: FamilyConfig,
     quantization: QuantizationConfig | None,
 ) -> TensorNames | None:
-    """Adds further tensors to skip or rename: those of the family, of multi-token prediction
+    """Adds further tensors to skip or rename: tensors of the family, of multi-token prediction
     layers, and of the quantization format."""
     skipped = family.skipped_tensors()
     if skipped:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MtpConfig:
     """Head that predicts the token after the next one from the model's last hidden state and the
-    next token (DeepSeek-V3, arXiv 2412.19437, section 2.2). It consists of a projection of both,
-    one decoder layer and a norm, and uses the model's embedding and LM head.
+    next token (DeepSeek-V3, arXiv 2412.19437, section 2.2). It consists of a projection of the
+    hidden state and the token's embedding, one decoder layer and a norm, and uses the model's
+    embedding and LM head.
 
-    Some checkpoints have further heads, each for one more token (`further`)."""
+    Some checkpoints have further heads, each of which predicts one more token (`further`).
+    """
 
     layer: str
     """Prefix of the tensor names of the head's decoder layer."""
@@ -59,7 +61,7 @@ class MtpConfig:
         Args:
             index: number of the model's layers.
             final_norm: name of the norm before the LM head, within that layer.
-            recycles_normed: as in the field.
+            recycles_normed: as in the field of this name.
         """
         layer = f"model.layers.{index}."
         return cls(

@@ -12,14 +12,15 @@ from worker.models.config.schema import RawConfig, architectures, words
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorNames:
-    """Differences between tensor names in a checkpoint and those of the family."""
+    """Differences between tensor names in a checkpoint and in the family."""
 
     renamed: tuple[tuple[str, str], ...] = ()
-    """Pairs of a name prefix in the checkpoint and the family's; the first match is used."""
+    """Pairs of a name prefix in the checkpoint and the family's prefix; the first match is used."""
     renamed_ends: tuple[tuple[str, str], ...] = ()
-    """Name suffixes in the checkpoint and the family's; all matches are applied in turn."""
+    """Pairs of a name suffix in the checkpoint and the family's suffix; all matches are applied in
+    turn."""
     skipped: tuple[str, ...] = ()
-    """Prefixes, of the checkpoint's or the family's names, of tensors that are not loaded."""
+    """Name prefixes of tensors that are not loaded, as in the checkpoint or as in the family."""
     skipped_ends: tuple[str, ...] = ()
     """Name suffixes of tensors that are not loaded."""
 
@@ -128,7 +129,7 @@ _BOOKKEEPING = words("architectures model_type text_config transformers_version 
 
 def language_model_and(*parts: str) -> TensorNames:
     """Tensor names of a checkpoint whose text model is `language_model`; the other `parts` are
-    skipped. All of them may be within `model`."""
+    skipped. Text model and parts may be within `model`."""
     return TensorNames(
         renamed=(("language_model.", ""), ("model.language_model.", "model.")),
         skipped=tuple(f"{before}{part}." for before in ("", "model.") for part in parts),

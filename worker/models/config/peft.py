@@ -20,16 +20,16 @@ _Value = TypeVar("_Value")
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 _MOST_CONFIG_BYTES = 1 << 20
-"""Maximum size of adapter_config.json; typical files have 1 kB."""
+"""Maximum size of adapter_config.json in bytes; typical files have a size of 1 kB."""
 _MOST_HEADER_BYTES = 1 << 24
-"""Maximum size of the header of adapter_model.safetensors: enough for 100,000 tensors with 150
-bytes each."""
+"""Maximum size of the header of adapter_model.safetensors in bytes: enough for 100,000 tensors with
+entries of 150 bytes each."""
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Supported data types, as safetensors names them."""
 _MOST_PATTERN_CHARS = 256
 _MOST_QUANTIFIERS = 3
-"""Maximum length of a pattern, and maximum number of its quantifiers; both bound the matching
-time."""
+"""Limits of the time to match a pattern: maximum length in characters, and maximum number of
+quantifiers."""
 
 _IGNORED = frozenset(
     {
@@ -41,7 +41,8 @@ _IGNORED = frozenset(
         *("use_rslora", "arrow_config", "ensure_weight_tying", "bias"),
     }
 )
-"""Keys that are read below, or that do not change what an adapter computes."""
+"""Keys that are allowed with any value here: they are checked below, or do not change what an
+adapter computes."""
 _REMEDIES: Mapping[str, str] = {
     "use_dora": "train without DoRA, or merge the adapter into the model",
     "modules_to_save": "train without it, or merge the adapter into the model",
@@ -59,7 +60,7 @@ class PeftConfig:
 
     rank: int
     alpha: float
-    """Numerator of the scale."""
+    """Numerator of the LoRA scale (`lora_alpha`)."""
     is_rank_stabilized: bool
     """Whether the scale is alpha / sqrt(rank) (rsLoRA) instead of alpha / rank."""
     ties_weights: bool

@@ -28,13 +28,15 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     _MASKED: (_BASE,),
     _BASE: (_CAUSAL, _BASE),
 }
-"""Suffixes of a checkpoint's `architectures`, and those of the models that it may contain."""
+"""Supported suffixes of a checkpoint's `architectures`, mapped to the suffixes of the model classes
+that may implement it."""
 _MODES: Mapping[str, PoolingType] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
 }
-"""Keys of sentence-transformers' pooling configuration."""
+"""Keys of sentence-transformers' pooling configuration, mapped to the pooling methods that they
+enable."""
 _MODE_NAMES: Mapping[str, PoolingType] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 """Values of sentence-transformers' key `pooling_mode`, which newer versions use."""
 _LOWER: Mapping[str, PoolingType] = {
@@ -64,7 +66,7 @@ _OWN_KEYS = words(
 )
 """Keys of config.json that concern pooling only."""
 _ANSWERS = ("no", "yes")
-"""Tokens from whose logits a reranker's answer is computed."""
+"""Tokens whose logits are compared to compute a reranker's score."""
 _RERANKER_TEMPLATE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -78,7 +80,7 @@ _RERANKER_INSTRUCTION = "Given a web search query, retrieve relevant passages th
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolerConfig:
-    """How a model's hidden states become a vector."""
+    """How a model's hidden states are pooled into a vector."""
 
     info: PoolingInfo
     """Properties that gateways also use."""
@@ -131,7 +133,7 @@ class _Head:
 def read_pooler(
     raw: RawConfig, folder: Path, options: PoolingOptions, known: Collection[str]
 ) -> tuple[RawConfig, PoolerConfig | None]:
-    """Reads how a checkpoint is pooled.
+    """Reads the pooling configuration of a checkpoint.
 
     Args:
         raw: the content of config.json.
@@ -140,7 +142,7 @@ def read_pooler(
         known: supported values of `architectures` for generative models.
 
     Returns:
-        config.json converted to that of the generative model of the same family, and the pooling
+        config.json as the generative model of the same family would have it, and the pooling
         configuration. For a generative model, the unchanged config.json and None.
 
     Raises:
@@ -181,7 +183,7 @@ def read_pooler(
 
 
 class _Chosen(NamedTuple):
-    """The task of a checkpoint, and its model."""
+    """The task that was chosen for a checkpoint, and the architecture that runs it."""
 
     task: str
     architecture: str

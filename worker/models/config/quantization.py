@@ -34,7 +34,7 @@ class ScaledConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupedIntConfig:
-    """Integers of 4 or 8 bits, packed in 32-bit words, with a scale per group of input features."""
+    """4- or 8-bit integers, packed in 32-bit words, with a scale per group of input features."""
 
     layout: Literal["awq", "gptq", "compressed-tensors"]
     bits: int = 4
@@ -45,7 +45,7 @@ class GroupedIntConfig:
     zeros_less_one: bool = False
     """Whether zero points are stored minus 1, as in GPTQ's first format."""
     has_index: bool = False
-    """Whether each feature has a group index (desc_act); otherwise groups are consecutive
+    """Whether each feature has a group index (desc_act); otherwise groups consist of consecutive
     features."""
 
 

@@ -44,12 +44,12 @@ class RopeConfig:
     """Context length before it was stretched (llama3, yarn, longrope)."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    """One bound, with `low_freq_factor` as the other, of the wavelengths that llama3 interpolates:
-    from original length / high_freq_factor to original length / low_freq_factor."""
+    """Bounds, together with `low_freq_factor`, of the wavelengths that llama3 interpolates: from
+    original length / high_freq_factor to original length / low_freq_factor."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    """One bound, with `beta_fast` as the other, of the range that yarn interpolates, in rotations
-    over the original length."""
+    """Bounds, together with `beta_fast`, of the range that yarn interpolates, in rotations over the
+    original length."""
     truncate: bool = True
     """Whether yarn rounds the ends of its ramp to whole dimensions."""
     attention_factor: float = 1.0

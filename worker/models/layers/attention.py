@@ -56,8 +56,8 @@ class AttentionNames:
     """Whether q, k and v are one tensor that holds, for each KV head, the rows of its query heads,
     its key and its value."""
     num_groups: int = 0
-    """Number of head groups in a grouped tensor whose scale blocks begin anew in each group; 0 if
-    there is one group per KV head and scale blocks do not begin anew."""
+    """Number of head groups in a grouped tensor that is quantized group by group, so that scale
+    blocks begin anew in each group; 0 if it is quantized as a whole, with one group per KV head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -97,7 +97,7 @@ class ForwardContext:
     """[S] int64, ascending: tokens whose hidden states are needed; None for all tokens. For other
     tokens, the last layer only computes keys and values."""
     states: Mapping[int, StateCache] = field(default_factory=dict)
-    """State caches by linear-attention layer."""
+    """State caches, by index of the linear-attention layers."""
     state_rows: StateRows | None = None
     """Rows of the step for linear-attention layers; None if there are no such layers."""
     signal: torch.Tensor | None = None

@@ -17,7 +17,7 @@ class ChannelPart(NamedTuple):
     """Consecutive channels on this rank."""
 
     start: int
-    """First channel in the checkpoint."""
+    """Index in the checkpoint of the first channel."""
     size: int
     """Number of channels on this rank."""
 
@@ -79,5 +79,5 @@ class ShortConvolution:
 
     def forward(self, x: torch.Tensor, states: torch.Tensor, rows: StateRows) -> torch.Tensor:
         """Convolves the tokens of all rows: maps x [T, C], whose rows may be strided, to [T, C].
-        Updates the last inputs in `states` [states, N - 1, C]."""
+        Updates the last inputs in `states` [states, num_taps - 1, C]."""
         return short_convolution(x, self._weight, self._bias, states, rows, has_silu=self._has_silu)

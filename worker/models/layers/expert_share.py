@@ -15,11 +15,11 @@ class ExpertShare:
     """The experts, and their columns, that one rank holds."""
 
     first: int
-    """First expert on this rank."""
+    """Index of the first expert on this rank."""
     count: int
     """Number of experts on this rank."""
     start: int
-    """First column of each expert (intermediate dimension) on this rank."""
+    """Index of this rank's first column (intermediate dimension) of each expert."""
     size: int
     """Number of columns of each expert on this rank."""
     is_whole: bool

@@ -110,8 +110,8 @@ class Indexer:
 
     def _put_halves_first(self) -> None:
         """Reorders the output features of queries and keys so that pairs of rotary dimensions are
-        split into two halves instead of interleaved. Scores stay the same, since both are
-        reordered identically."""
+        split into two halves instead of interleaved. Scores stay the same, since queries and keys
+        are reordered identically."""
         config, rotary_dim = self._config, self._cos_sin.shape[1]
         order = torch.arange(config.head_dim)
         order[:rotary_dim] = order[:rotary_dim].view(-1, 2).T.flatten()

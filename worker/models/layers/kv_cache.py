@@ -13,9 +13,9 @@ from kernels.mla_prefill import Expansion
 from worker.protocol.page_groups import PageGroups
 
 _MOST_PADDING = 1.25
-"""Ratio of the numbers of layers of the most and the least frequent kind, below which the group
-size is the higher number. Pages of smaller groups then have unused memory, but requests have fewer
-page tables."""
+"""If the most frequent kind of layer has fewer than this many times the layers of the least
+frequent kind, groups have as many layers as the most frequent kind. Pages of smaller groups then
+have unused memory, but requests have fewer page tables."""
 
 
 class IndexKeys(NamedTuple):
@@ -151,11 +151,11 @@ class KVCacheLayout:
     """Index keys, by index of the layers that cache them; other layers of the same group may have
     none."""
     beside: tuple[KVCacheGroup, ...] = ()
-    """Layers of an EAGLE-3 head, each with its own planes in the pages of the first group, since
-    their specs may differ from those of the model's layers."""
+    """Layers of an EAGLE-3 head. Each has its own planes in the pages of the first group, since its
+    specification may differ from those of the model's layers."""
 
     def with_beside(self, layer: int, spec: KVCacheSpec) -> KVCacheLayout:
-        """This layout with another layer of `beside`."""
+        """This layout with another layer in `beside`."""
         return replace(self, beside=(*self.beside, KVCacheGroup(layers=(layer,), spec=spec)))
 
     @property
@@ -217,8 +217,8 @@ def layout_of(layers: Sequence[CachingLayer]) -> KVCacheLayout:
 
 
 def _may_share(spec: KVCacheSpec, most: KVCacheSpec) -> bool:
-    """Whether pages of a spec fit into pages of the largest spec a whole number of times, which
-    must be the same for each plane."""
+    """Whether a page of the largest spec holds a whole number of pages of this spec, the same
+    number in each plane."""
     if (spec.dtype, spec.num_planes) != (most.dtype, most.num_planes):
         return False
     sizes = zip(spec.page_shapes(1), most.page_shapes(1), strict=True)

@@ -39,7 +39,7 @@ class ColumnPart:
     local_size: int
     """Number of output features on this rank."""
     start: int
-    """First output feature on this rank."""
+    """Index in the checkpoint of this rank's first output feature."""
     section: int = 0
     """Number of output features in the checkpoint after which blocks of scales begin anew; 0 if
     they never do."""
@@ -201,7 +201,7 @@ def build_router(
 
     Args:
         hidden_size: size of the input.
-        scores: number of scores by name of the weight in a checkpoint.
+        scores: number of scores that each weight computes, by the weight's name in a checkpoint.
         options: options of the model's layers.
         bias: whether the weights have biases.
     """

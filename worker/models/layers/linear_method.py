@@ -96,8 +96,8 @@ class WeightPart:
     rows: slice
     """Rows of the rank's weight that the part fills."""
     dim: int
-    """Dimension of the checkpoint's weight that is divided among ranks: 0 output, 1 input
-    features."""
+    """Dimension of the checkpoint's weight that is divided among ranks: 0 for output features, 1
+    for input features."""
     start: int
     """First index of this rank's slice of that dimension."""
     section: int = 0
@@ -115,7 +115,8 @@ class WeightPart:
         return sections * -(-self.section // size) + rest // size
 
     def num_blocks(self, sizes: tuple[int, int]) -> tuple[int, int]:
-        """Numbers of blocks of these sizes in the checkpoint's weight."""
+        """Numbers of blocks in the checkpoint's weight along rows and columns, given the blocks'
+        `sizes`."""
         rows, columns = self.full_shape
         section = self.section or rows
         return rows // section * -(-section // sizes[0]), -(-columns // sizes[1])
@@ -242,7 +243,7 @@ class LayerOptions:
 def check_words(
     name: str, start: int, count: int, full: int, size: int, options: LayerOptions
 ) -> None:
-    """Checks that a rank's features are a multiple of a packed word.
+    """Checks that a rank's features consist of whole packed words.
 
     Args:
         name: name of the weight, for the message.

@@ -30,13 +30,13 @@ class LoraRows:
         Args:
             tiles: the T tokens grouped by adapter; None if no token has an adapter.
             num_tokens: T.
-            selected: the same for the S tokens that the last layer computes (`logits_indices`),
-                indexed among these; None if it computes all tokens.
+            selected: like `tiles`, for the S tokens that the last layer computes
+                (`logits_indices`), with indices in [0, S); None if it computes all tokens.
         """
         self._tiles, self._num_tokens, self._selected = tiles, num_tokens, selected
 
     def tiles(self, num_rows: int) -> LoraTiles | None:
-        """Adapters of the rows of a layer's input: all tokens, or those of `selected`."""
+        """Adapters of the rows of a layer's input: of all tokens, or of the selected ones."""
         if self._tiles is None or num_rows == self._num_tokens:
             # Also valid if all tokens are selected, since their order is kept.
             return self._tiles

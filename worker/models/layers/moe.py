@@ -63,15 +63,16 @@ class MoeNames:
     up: str = "up_proj"
     down: str = "down_proj"
     stacks_projections: bool = False
-    """Whether the gate projections of all experts are one tensor [experts, out, in]. The same then
-    applies to the up projections, the down projections and the scales."""
+    """Whether the gate projections of all experts are one tensor [experts, out, in]. If so, the up
+    projections, the down projections and the scales are also stacked."""
     shared: str = "shared_experts"
     """Name of the shared expert."""
     shared_gate: str = ""
     """Name of the gate whose sigmoid multiplies the shared expert's output; empty if there is
     none."""
     stacked: StackedNames | None = None
-    """Names of tensors that also stack gate and up projections; None if these are separate."""
+    """Names of tensors that stack all experts and also gate and up projections; None if gate and up
+    are separate tensors."""
 
 
 def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
@@ -229,7 +230,7 @@ class RoutedExperts:
         Args:
             hidden: [T, hidden]: input of the experts.
             choice: experts of each token, and their weights.
-            extra: extra terms of the output; each rank has its share of them.
+            extra: this rank's share of the terms that are added to the experts' output.
             weighs_inputs: whether the weights are applied to the experts' inputs instead of their
                 outputs.
         """

@@ -27,7 +27,7 @@ class HiddenNorm(ABC):
     ) -> None:
         self.weight = weight
         self.eps = eps
-        """Added to the mean square, or to the variance."""
+        """Epsilon that is added to the mean square, or to the variance."""
         self.block_scale = block_scale
         """Factor applied to a block's output in the residual sum."""
         self._offset = offset

@@ -109,7 +109,7 @@ class PerLayerBlock:
 def replicated(
     name: str, in_features: int, out_features: int, options: LayerOptions
 ) -> ColumnParallelLinear:
-    """A small projection without bias, replicated on every rank: exchanging its output would cost
-    more."""
+    """A small projection without bias that every rank computes in full, since exchanging its output
+    would cost more."""
     part = ColumnPart(name=name, full_size=out_features, local_size=out_features, start=0)
     return ColumnParallelLinear(in_features, [part], bias=False, options=options)

@@ -87,7 +87,7 @@ class DenseHead:
         self._weights = _empty(shapes, options)
 
     def weight_slots(self, lm_head: str) -> Iterator[WeightSlot]:
-        """Weight slots of both layers; a model with this head has no LM head."""
+        """Weight slots of the two layers; a model with this head has no LM head."""
         return _slots(self._weights)
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:

@@ -311,7 +311,7 @@ class _PartCodes(ABC):
 
     @property
     def has_whole_blocks(self) -> bool:
-        """Whether the rows are whole blocks."""
+        """Whether this rank's rows consist of whole blocks."""
         return not (self._row_offset or self._shape[0] % self.block[0])
 
     @abstractmethod

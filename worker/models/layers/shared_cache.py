@@ -71,7 +71,7 @@ class SharedCacheAttention:
         self.q_norm: RMSNorm | None = RMSNorm(config.head_dim, config.rms_norm_eps, options)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Weight slots of both projections and the norm of queries; `prefix` ends with a dot."""
+        """Weight slots of the two projections and the norm of queries; `prefix` ends with a dot."""
         yield from self._query.weight_slots(prefix)
         yield from self._output.weight_slots(f"{prefix}o_proj")
         if self.q_norm is not None:

@@ -12,7 +12,7 @@ _MOST_RANKS = 64
 
 
 def divide(size: int, world_size: int, what: str) -> int:
-    """size / world_size.
+    """`size` divided by the number of ranks.
 
     Raises:
         ValueError: the result is not an integer; the message names `what` and the numbers.
@@ -60,11 +60,12 @@ def divide_experts(moe: MoeConfig, world_size: int, *, expert_parallel: bool) ->
 def check_sharing(config: ModelConfig, world_size: int, *, expert_parallel: bool = False) -> None:
     """Checks, before startup, that a model can be divided evenly among the ranks.
 
-    Layers check this again when they are built; group-quantized weights may rule out further sizes.
+    Layers check this again when they are built; group-quantized weights may rule out further
+    numbers of ranks.
 
     Raises:
-        ValueError: the model cannot be divided. The second line of the message lists sizes that
-            work.
+        ValueError: the model cannot be divided. The second line of the message lists numbers of
+            ranks that work.
     """
     if expert_parallel and config.moe is None:
         raise ValueError(

@@ -46,8 +46,8 @@ _WORLD_SIZES = (2, 4, 8)
 _DTYPES = (torch.bfloat16, torch.float32)
 """Data types that the kernels support."""
 _TEST_COUNTS = (4, 1000 * 4, SMALL_BYTES // 4, SMALL_BYTES // 4 + 13 * 4)
-"""Sizes, in units of 4 bytes, of the all-reduces that are compared with NCCL's: they cover both
-kernels, and parts of unequal size."""
+"""Sizes, in units of 4 bytes, of the all-reduces that are compared with NCCL's. They cover the
+one-shot kernel, the kernel for larger sizes, and ranks' parts of unequal size."""
 _RENDEZVOUS_TIMEOUT = timedelta(seconds=30)
 """Maximum time to wait for ranks that fail during the rendezvous, which otherwise takes less than a
 second."""

@@ -45,7 +45,8 @@ class WideQueryKeyNorm:
         self._options = options
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Weight slots for this rank's heads in both weights; `prefix` ends with a dot."""
+        """Weight slots for this rank's heads in the weights of the two norms; `prefix` ends with a
+        dot."""
         for name, weight, full, start in zip(
             self._names, self._weights, self._full, self._starts, strict=True
         ):

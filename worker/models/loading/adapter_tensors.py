@@ -13,16 +13,16 @@ _PREFIX = "base_model.model."
 
 
 class Factors(NamedTuple):
-    """Suffixes of the names of a module's tensors."""
+    """Name suffixes of the two tensors (A and B) of an adapted module."""
 
     a: str
     b: str
 
 
 LINEAR = Factors(".lora_A.weight", ".lora_B.weight")
-"""A [r, in] and B [out, r] of a linear layer."""
+"""Name suffixes of A [r, in] and B [out, r] of a linear layer."""
 EMBEDDING = Factors(".lora_embedding_A", ".lora_embedding_B")
-"""A [r, tokens] and B [hidden, r] of an embedding."""
+"""Name suffixes of A [r, tokens] and B [hidden, r] of an embedding."""
 _BASE = ".base_layer.weight"
 """Suffix of the base weight of an adapted embedding or LM head, which PEFT also saves."""
 _ENDS = (*LINEAR, *EMBEDDING)

@@ -28,7 +28,7 @@ from worker.models.loading.adapter_tensors import LINEAR, AdapterTensors, shown
 from worker.models.loading.vocabulary_adapters import OPTION, VocabularyAdapters
 
 _BYTES_PER_TENSOR = 512
-"""Maximum size in bytes of a tensor's entry in a safetensors header; typical entries have 150
+"""Maximum size in bytes of a tensor's entry in a safetensors header; typical entries take 150
 bytes."""
 
 
@@ -183,7 +183,7 @@ class ModelAdapters:
             )
 
     def _read(self, tensors: AdapterTensors) -> Adapter:
-        """The adapter with these tensors."""
+        """Reads this rank's part of an adapter from its tensors."""
         by_layer: dict[int, list[tuple[_Projection, str]]] = {}
         vocabulary, unknown = dict[str, str](), list[str]()
         for module, factors in tensors.modules.items():

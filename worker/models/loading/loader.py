@@ -180,7 +180,7 @@ def load_head(
         config: the configuration of its checkpoint.
         device: device of its weights.
         show_progress: whether to show a progress bar.
-        is_dummy: whether to fill in dummy weights instead.
+        is_dummy: whether to use dummy weights instead of the checkpoint's.
 
     Raises:
         ValueError: as in `load_weights`.
@@ -247,8 +247,8 @@ def _fill_dummy(slots: Iterable[WeightSlot], device: torch.device) -> None:
 
 
 def _fill_random(destination: torch.Tensor, generator: torch.Generator) -> None:
-    """Fills in normally distributed values (for FP8, rounded from bfloat16), or random bits for
-    integers."""
+    """Fills a tensor with normally distributed values (for FP8, rounded from bfloat16), or with
+    random bits if it has an integer type."""
     if not destination.is_floating_point():
         limits = torch.iinfo(destination.dtype)
         destination.random_(limits.min, limits.max, generator=generator)

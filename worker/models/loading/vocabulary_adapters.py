@@ -1,8 +1,8 @@
 """LoRA adapters of a model's embedding and LM head on one rank.
 
-Each rank has the rows for its part of the vocabulary: those of A (transposed) for the embedding,
-and those of B for the LM head. The two have separate adapters even if their weights are tied, as in
-PEFT.
+Each rank has the rows for its part of the vocabulary: rows of A (transposed) for the embedding, and
+rows of B for the LM head. The two layers have separate adapters even if their weights are tied, as
+in PEFT.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPTION = "--enable-lora-embeddings"
 
 
 class VocabularyAdapters:
-    """Adapters of the embedding and the LM head. Adds buffers to both.
+    """Adapters of the embedding and the LM head. Adds buffers to the two layers.
 
     Args:
         model: the model.
@@ -148,7 +148,7 @@ class VocabularyAdapters:
 
 
 def _factors(name: str, expected: Factors, tensors: AdapterTensors) -> Factors:
-    """The name suffixes of a layer's tensors.
+    """The name suffixes of a layer's tensors, after checking that they are the `expected` ones.
 
     Raises:
         ValueError: they belong to a different kind of layer.

@@ -16,9 +16,9 @@ MAX_HELD_TOKENS = 8
 """Maximum number of tokens held back for an incomplete character; no valid character needs more."""
 
 CONTEXT_TOKENS = 2
-"""Minimum number of preceding tokens with which a token is decoded. Decoders consider one (whether
-the token is the first, or repeats the last one); more are kept if two tokens decode differently
-without their context."""
+"""Minimum number of preceding tokens with which a token is decoded. Decoders only depend on one: on
+whether the token is the first, or repeats the preceding one. The context is longer if its last two
+tokens would decode to different text without the tokens before them."""
 
 TRIM_TOKENS = 6
 """Context length in tokens at which the context is cut to CONTEXT_TOKENS. Decoding this many tokens
@@ -341,7 +341,8 @@ def bytes_of_token(backend: tokenizers.Tokenizer, token_id: int, *, byte_level: 
 
 
 def pending_of(pieces: Sequence[bytes]) -> Pending:
-    """Incomplete character at the end, given the bytes of the last CHARACTER_TOKENS tokens."""
+    """Incomplete character at the end of a token sequence, given the bytes of each of its last
+    CHARACTER_TOKENS tokens."""
     data = b"".join(pieces)
     _, num_bytes = codecs.utf_8_decode(data, "replace", False)
     rest = data[num_bytes:]

@@ -26,8 +26,9 @@ class Truncation:
     def kept(self, sequences: Sequence[int | None]) -> list[int]:
         """Indices of the tokens that remain of a text, or of a pair of texts.
 
-        Special tokens that the tokenizer has added are kept. Of a pair, the longer text loses
-        tokens until both have the same length, then both do (`longest_first` in transformers).
+        Special tokens that the tokenizer has added are kept. Of a pair, the longer text is
+        shortened until both have the same length, then the two are shortened equally
+        (`longest_first` in transformers).
 
         Args:
             sequences: index of the text (0 or 1) that each token belongs to; None for an added

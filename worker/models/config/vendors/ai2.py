@@ -1,4 +1,4 @@
-"""Schemas of OLMo 2, 3 and Hybrid, OLMoE and FlexOlmo (huggingface.co/allenai). Imports no
+"""Schemas of OLMo 2, 3 and Hybrid, OLMoE and FlexOlmo (huggingface.co/allenai). Does not import
 torch."""
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class OlmoHybridConfig(FamilyConfig):
         return (self.rope_theta > 0,) * self.num_hidden_layers
 
     def divided(self) -> dict[str, int]:
-        """The number of key heads of linear attention."""
+        """The number of key heads of linear attention, which are divided among the ranks."""
         return {"the number of linear key heads": self.linear_num_key_heads}
 
 

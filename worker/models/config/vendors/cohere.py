@@ -108,8 +108,8 @@ class Cohere2MoeConfig(Cohere2Config):
         }
 
     def layer_kind(self, index: int) -> str:
-        """Full attention in every n-th layer, counted from the first layer with experts; the layers
-        before it have a separate period."""
+        """Full attention in every n-th layer, counted from the first layer with experts; the dense
+        layers before it have a separate period."""
         first = self.first_k_dense_replace or 0
         if index < first:
             return SLIDING if (index + 1) % self.prefix_dense_sliding_window_pattern else FULL

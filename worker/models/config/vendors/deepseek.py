@@ -190,7 +190,7 @@ class DeepseekV32Config(DeepseekV3Config):
         )
 
     def indexer_layers(self) -> tuple[bool, ...]:
-        """Whether a layer has an indexer, per layer."""
+        """Whether each layer has an indexer."""
         return (True,) * self.num_hidden_layers
 
 

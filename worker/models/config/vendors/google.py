@@ -327,7 +327,8 @@ class Gemma3nConfig(FamilyConfig, kw_only=True):
     model_types = ("gemma3n_text",)
     implementation = "gemma3n:Gemma3nForCausalLM"
     harmless = words("altup_coef_clip altup_lr_multiplier query_pre_attn_scalar")
-    """Keys without effect: the first two only concern training, and scores are not scaled."""
+    """Keys without effect: the first two only concern training, and the third sets a scale of
+    scores that the model does not use."""
     layer_kinds = (FULL, SLIDING)
     window_theta = "rope_local_base_freq"
     extra_keys = (

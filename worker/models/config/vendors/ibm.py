@@ -64,7 +64,8 @@ class GraniteMoeSharedConfig(GraniteMoeConfig):
     """Intermediate size of the shared MLP; 0 if there is none."""
 
     def divided(self) -> dict[str, int]:
-        """The size of the shared MLP, if there is one."""
+        """The intermediate size of the shared MLP, which is divided among the ranks, if there is
+        one."""
         return _shared_mlp(self.shared_intermediate_size)
 
 
@@ -136,7 +137,8 @@ class GraniteMoeSWAConfig(GraniteSWAConfig):
         )
 
     def divided(self) -> dict[str, int]:
-        """The size of the shared MLP, if there is one."""
+        """The intermediate size of the shared MLP, which is divided among the ranks, if there is
+        one."""
         return _shared_mlp(self.shared_intermediate_size)
 
 
@@ -204,7 +206,7 @@ class GraniteMoeHybridConfig(GraniteConfig):
         return checked_mamba(config, "mamba_n_heads", "mamba_n_groups", self.time_step_limit)
 
     def divided(self) -> dict[str, int]:
-        """The size of the shared MLP."""
+        """The intermediate size of the shared MLP, which is divided among the ranks."""
         return _shared_mlp(self.shared_intermediate_size)
 
 

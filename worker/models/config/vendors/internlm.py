@@ -1,5 +1,5 @@
-"""Schemas of InternLM (huggingface.co/internlm) and InternVL (huggingface.co/OpenGVLab). Imports no
-torch."""
+"""Schemas of InternLM (huggingface.co/internlm) and InternVL (huggingface.co/OpenGVLab). Does not
+import torch."""
 
 from __future__ import annotations
 

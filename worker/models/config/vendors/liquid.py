@@ -33,14 +33,14 @@ class _ConvolutionConfig(FamilyConfig):
     use_qk_norm: Yes = True
     conv_bias: bool = False
     conv_L_cache: Count = 3
-    """Number of inputs of the convolution."""
+    """Number of consecutive tokens that an output of the convolution depends on."""
 
     def derive(self) -> None:
         """Sets the epsilon of norms."""
         self.rms_norm_eps = self.norm_eps
 
     def divided(self) -> dict[str, int]:
-        """The number of channels of the convolutions."""
+        """The number of channels of the convolutions, which are divided among the ranks."""
         return {"the number of channels of convolutions": self.hidden_size}
 
 
@@ -55,7 +55,7 @@ class Lfm2Config(_ConvolutionConfig):
     block_ffn_dim_multiplier: Number | None = 1.0
     block_auto_adjust_ff_dim: bool = True
     full_attn_idxs: list[Index] | None = None
-    """Layers with attention if `layer_types` is missing; all layers if both are missing."""
+    """Layers with attention if `layer_types` is missing; all layers if neither key is set."""
 
     def derive(self) -> None:
         """Sets the intermediate size: two thirds of the configured size, rounded up."""

@@ -199,7 +199,7 @@ class MiniMaxM3Config(FamilyConfig):
         )
 
     def divided(self) -> dict[str, int]:
-        """The MLP size of dense layers."""
+        """The intermediate size of dense layers' MLPs, which are divided among the ranks."""
         return {"the size of dense MLPs": self.dense_intermediate_size}
 
     def rotary_size(self) -> int:

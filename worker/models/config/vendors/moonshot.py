@@ -115,7 +115,7 @@ class KimiLinearConfig(LatentFamilyConfig):
         return (False,) * self.num_hidden_layers
 
     def divided(self) -> dict[str, int]:
-        """The number of heads of linear attention."""
+        """The number of heads of linear attention, which are divided among the ranks."""
         return {"the number of linear heads": self.linear_num_heads}
 
     def moe(self) -> MoeConfig:

@@ -50,7 +50,7 @@ class QwenConfig(FamilyConfig):
     seq_length: Count = 8192
 
     def derive(self) -> None:
-        """Sets the keys of other families from those of Qwen 1, whose `intermediate_size` counts
+        """Sets the keys of other families from the keys of Qwen 1, whose `intermediate_size` counts
         gate and up together."""
         self.head_dim = self.kv_channels
         self.num_key_value_heads = self.num_attention_heads
@@ -65,8 +65,8 @@ class QwenConfig(FamilyConfig):
 
 
 class QwenWindowsConfig(WindowedFamilyConfig):
-    """Keys of Qwen's sliding windows, which are in the layers that `layer_types` lists, or start
-    with layer `max_window_layers`."""
+    """Keys of Qwen's sliding windows. Windows are in the layers that `layer_types` lists or, if it
+    is missing, in layer `max_window_layers` and all later ones."""
 
     layer_kinds = (FULL, SLIDING)
 
@@ -275,7 +275,7 @@ class _DeltaNet(FamilyConfig):
         return MtpConfig.qwen()
 
     def divided(self) -> dict[str, int]:
-        """The number of key heads of linear attention."""
+        """The number of key heads of linear attention, which are divided among the ranks."""
         return {"the number of linear key heads": self.linear_num_key_heads}
 
 

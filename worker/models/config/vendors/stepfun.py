@@ -43,7 +43,8 @@ class Step3p5Config(FamilyConfig):
         max_seq_len moe_layer_offset mtp_mlp_layer_types need_fp32_gate num_local_experts
         """
     )
-    """Keys without effect; in particular, the router always computes in fp32."""
+    """Keys without effect. The router's data type is one of them, since the router always computes
+    in fp32."""
     aliases = (
         ("num_attention_groups", "num_key_value_heads"),
         ("moe_num_experts", "n_routed_experts"),

@@ -50,7 +50,8 @@ class MiMoV2FlashConfig(FamilyConfig):
     harmless = words(
         "attention_chunk_size hybrid_block_size moe_router_dtype num_nextn_predict_layers"
     )
-    """Keys without effect; in particular, the router always computes in fp32."""
+    """Keys without effect. The router's data type is one of them, since the router always computes
+    in fp32."""
     aliases = (("layernorm_epsilon", "rms_norm_eps"), ("num_local_experts", "n_routed_experts"))
     layer_kinds = (FULL, SLIDING)
     window_theta = "swa_rope_theta"
@@ -97,8 +98,8 @@ class MiMoV2FlashConfig(FamilyConfig):
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:
-        """config.json with the key names of the schema: rope parameters for all layers are those of
-        full-attention layers, since sliding-window layers have `swa_rope_theta`."""
+        """config.json with the key names of the schema. Rope parameters for all layers are treated
+        as the full-attention layers', since sliding-window layers have `swa_rope_theta`."""
         keys = super().prepare(raw)
         table = keys.get("rope_parameters")
         if isinstance(table, dict) and not table.keys() & {FULL, SLIDING}:

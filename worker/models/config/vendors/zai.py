@@ -100,7 +100,7 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
     topk_group: Index = 1
     first_k_dense_replace: Index = -1
     """Number of leading dense layers. If it is missing (-1), the dense layers are taken from
-    `mlp_layer_types`, or only the first layer is dense."""
+    `mlp_layer_types`; if that is missing too, only the first layer is dense."""
     routed_scaling_factor: Number = 1.8
 
     def moe(self) -> MoeConfig:
@@ -140,13 +140,14 @@ class GlmMoeDsaConfig(DeepseekV32Config):
     """Kind of each layer, as in `indexer_types` or as a string of F and S; read if `indexer_types`
     is missing."""
     index_topk_freq: Index = 1
-    """Period of "full" layers after the leading ones; read if both lists are missing."""
+    """Period of "full" layers after the leading ones; read if `indexer_types` and
+    `index_topk_pattern` are missing."""
     index_skip_topk_offset: Index = 2
     """Number of leading "full" layers."""
 
     def derive(self) -> None:
         """Checks `num_experts`, and drops an unused `head_dim`: released checkpoints set it to the
-        size of either part of a query, or of both together."""
+        size of one part of a query, or of the whole query."""
         if self.num_experts not in (None, self.n_routed_experts):
             raise ValueError(
                 f"num_experts = {self.num_experts} in config.json is not supported: it must be "
@@ -157,7 +158,7 @@ class GlmMoeDsaConfig(DeepseekV32Config):
             self.head_dim = None
 
     def indexer_layers(self) -> tuple[bool, ...]:
-        """Whether a layer has its own indexer (is "full"), per layer."""
+        """Whether each layer has its own indexer (is "full")."""
         count, key = self.num_hidden_layers, "indexer_types"
         kinds, pattern = self.indexer_types, self.index_topk_pattern
         if kinds is None and pattern is not None:
