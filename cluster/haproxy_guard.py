@@ -489,8 +489,8 @@ class Guard:
 
 
 def handle_signals(stop: Callable[[int], None]) -> None:
-    """Calls `stop` with the number of each signal that stops HAProxy; ignores those that pause
-    it, which a new HAProxy sends to the previous one if it cannot bind its sockets."""
+    """Calls `stop` with the number of each signal that stops HAProxy. Ignores the signals that
+    pause HAProxy, which a new HAProxy sends to the previous one if it cannot bind its sockets."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGTTOU, signal.SIGTTIN):
         signal.signal(number, lambda number, frame: None)

@@ -46,7 +46,7 @@ class AgentOptions:
     warmup_s: float = 30.0
     """Duration of the warm-up before each measurement in seconds."""
     scale: float = 1.0
-    """Factor for all lengths in tokens. Contexts reach 20,000 to 150,000 tokens with 1; use a
+    """Factor for all lengths in tokens. With 1, contexts reach 20,000 to 150,000 tokens; use a
     smaller factor for models with a shorter context, such as 0.02 for the demo."""
     trace: str | None = None
     """CSV file with recorded sessions, as in TraceLab; random sessions if unset."""

@@ -25,7 +25,7 @@ class AgentTurn:
     num_output: int
     """Tokens of the answer, which stay in the context."""
     gap_s: float
-    """Seconds from the end of the answer to the next turn: tools run, or a person reads."""
+    """Seconds from the end of the answer to the next turn, in which tools run or a person reads."""
     num_call: int = 0
     """Tokens of the tool call in the previous answer, whose result is appended; 0 for a message
     from the user."""
