@@ -40,7 +40,7 @@ class ExtendPiece:
     pages: torch.Tensor
     """[ceil(length / page_size)] int64: page ids."""
     length: int
-    """Number of positions on these pages up to the last one that a query attends to."""
+    """Number of positions on `pages`, up to the last one that a query attends to."""
     is_causal: bool
     """Whether queries and keys begin at the same position, so that no mask tensor is needed."""
     mask: torch.Tensor | None

@@ -27,7 +27,7 @@ class BlockScales(NamedTuple):
     offset: int
     """Number of input features of the first block that precede feature 0 of this weight."""
     code: WeightCode = "e4m3"
-    """Kind of the codes."""
+    """Storage format of the codes."""
     zeros: torch.Tensor | None = None
     """uint8 [..., N, blocks], contiguous: zero points; None if unused."""
     rows: int = 1

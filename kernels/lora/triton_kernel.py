@@ -5,7 +5,7 @@
 
 Tiles are data on the device: CUDA graphs contain as many as a step of their size may need, and
 programs of unused tiles exit. No tile depends on the number of tokens, so a token's result does not
-depend on the others.
+depend on other tokens.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
