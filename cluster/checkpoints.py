@@ -255,7 +255,7 @@ def _within_timeout(request: Callable[[float], object]) -> None:
 
     Raises:
         HfHubHTTPError: raised by `request`.
-        ConnectionError: `request` raised another exception, or took longer.
+        ConnectionError: `request` raised another exception, or took longer than the timeout.
     """
     from huggingface_hub.errors import HfHubHTTPError
 

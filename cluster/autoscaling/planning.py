@@ -70,7 +70,7 @@ class ServiceRate:
 
 
 class SteadyWork:
-    """Arriving work without bursts that are shorter than the start of a worker.
+    """Arriving work, excluding bursts that are shorter than the start of a worker.
 
     It is the mean over half a startup time, or the current work if that is less. Faster rises are
     covered by the headroom of `target_load`.

@@ -117,7 +117,7 @@ class Scrape:
 
     Args:
         at: monotonic time in seconds.
-        texts: /metrics responses of the nodes; a series in several of them counts once.
+        texts: /metrics responses of the nodes; a series that several of them contain counts once.
     """
 
     def __init__(self, at: float, texts: Iterable[str]) -> None:

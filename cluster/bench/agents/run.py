@@ -40,7 +40,8 @@ class AgentOptions:
     headers: tuple[str, ...] = field(default=(), metadata=HEADERS_FLAG)
     """Additional header for each request; may be repeated."""
     sessions: tuple[int, ...] = (1, 2, 4, 8)
-    """Number of concurrent sessions; may be repeated to measure several numbers in this order."""
+    """Number of concurrent sessions; may be repeated to measure several numbers, in the given
+    order."""
     duration_s: float = 120.0
     """Duration of each measurement in seconds, after the warm-up."""
     warmup_s: float = 30.0

@@ -41,7 +41,8 @@ class AgentSession:
     """Tokens of the system prompt."""
     turns: tuple[AgentTurn, ...]
     num_past: int = 0
-    """Number of leading turns in the first request, with random answers of the same lengths."""
+    """Number of leading turns that the first request already contains, with random answers of the
+    same lengths."""
 
 
 def random_sessions(scale: float, seed: int) -> Iterator[AgentSession]:
