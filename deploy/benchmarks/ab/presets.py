@@ -83,8 +83,8 @@ class Preset:
 
 
 def _blocks(*features: str, fdfo: bool = True, caches: bool = False) -> Mapping[str, Any]:
-    """Options of a block-diffusion variant with these optimizations, at overlap depth 0 as in the
-    papers that describe them."""
+    """Options of a block-diffusion variant with the given optimizations, at overlap depth 0 as in
+    the papers that describe them."""
     return {
         "dllm_fdfo": fdfo,
         "dllm_disable": tuple(name for name in get_args(DllmFeature) if name not in features),
