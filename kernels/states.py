@@ -117,7 +117,8 @@ class StateRows:
         return rows
 
     def keep_steps(self, plane: torch.Tensor, states: torch.Tensor) -> None:
-        """Stores the states [n, ...] after the rows included in `num_decodes` in their slots."""
+        """Writes the states [n, ...] after the rows included in `num_decodes` to the slots of these
+        rows."""
         slots = self.slots[: self.num_decodes]
         if self.kept is not None:
             (rows,) = (self.kept[: self.num_decodes] >= 0).nonzero(as_tuple=True)

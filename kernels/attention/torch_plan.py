@@ -21,7 +21,7 @@ class DecodeGroup:
     """Decode rows of similar length, computed in one call."""
 
     rows: torch.Tensor | None
-    """[n] indices of the rows in the batch; None if the group is the whole batch in order."""
+    """[n]: indices of the rows in the batch; None if the group is the whole batch in order."""
     num_rows: int
     pages: torch.Tensor
     """[n * pages per row] int64: page ids."""

@@ -54,8 +54,8 @@ and many programs."""
 _SIZES = {16: _SMALLEST, 64: _Sizes(64, 128, 64, 4, 3), 128: _Sizes(128, 128, 64, 8, 3)}
 """Sizes of the matmuls, by rows per tile."""
 _LARGE_STAGES = 3
-"""Number of pipeline stages of matmuls with tiles of 128 rows and quantized weights, which take
-most of the shared memory."""
+"""Number of pipeline stages of matmuls with tiles of 128 rows and quantized weights; such tiles
+take most of the shared memory."""
 _HOPPER = 90
 """Minimum compute capability (9.0) at which tiles of 64 or more rows with quantized weights use all
 pipeline stages. Below it, such tiles have one stage fewer, since several formats would spill 8 or

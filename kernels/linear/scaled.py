@@ -35,8 +35,8 @@ class ProductScales(NamedTuple):
     """Scales of a weight [N, K] in the layout that `scaled_mm` reads."""
 
     values: torch.Tensor
-    """fp32 [1, N], or of blocks [K / 128, N / 128], with K / 128 padded to a multiple of 4 and
-    adjacent along it."""
+    """fp32 [1, N], or of blocks [K / 128, N / 128], where the first dimension is padded to a
+    multiple of 4 and has stride 1."""
     by_block: bool
     """Whether there is one scale per block of 128 by 128 features."""
 

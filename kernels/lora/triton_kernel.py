@@ -23,7 +23,8 @@ from kernels.tiles import cdiv
 _DEPTH = 128
 """Input features per `tl.dot`."""
 _SPLIT_DEPTH = 1024
-"""Input features per program: a decode step has few tiles, and reading A dominates its time."""
+"""Input features per program: few, since a decode step has few tiles, and needs many programs to
+read A, which dominates its time."""
 _MOST_RANK = 64
 """Maximum rank per `tl.dot`; larger ranks are divided into blocks."""
 _COLUMNS = 64

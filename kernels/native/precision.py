@@ -1,6 +1,6 @@
 """Speedup of bfloat16 over float32 weights in matmuls on this CPU.
 
-Measured once per CPU model and cached next to the compiled library.
+It is measured once per CPU model and cached next to the compiled library.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def _keep(path: Path, speedup: float) -> None:
 
 
 def _measure(multiplier: Multiplier) -> float:
-    """Minimum speedup, from the CPU time of this thread, which other processes hardly affect."""
+    """Minimum speedup over all numbers of rows, from the CPU time of this thread, which other
+    processes hardly affect."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
