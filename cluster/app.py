@@ -106,8 +106,8 @@ class GatewayReplica:
         trim_regularly()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """CPU usage of this gateway and load of each model, flattened for Serve. Called if gateways
-        or any model autoscale."""
+        """CPU usage of this gateway and load of each model, flattened for Serve. Called if
+        autoscaling is enabled for gateways or for any model."""
         loads = {CPU: self._cpu.read()}
         for model in self._gateway.models:
             loads |= flattened(self._deployments[model.route.name], model.load.read())

@@ -224,7 +224,8 @@ def _raise_for_status(repository: str, hub: str, status: int) -> None:
 
 
 def find_hub_problem() -> tuple[str, str | None]:
-    """URL of the Hub, and the reason why the Hub is not reachable, or None if it is."""
+    """URL of the Hub, and the reason why the Hub is not reachable; the reason is None if it is
+    reachable."""
     from huggingface_hub import constants, get_session, is_offline_mode
 
     if is_offline_mode():
@@ -254,7 +255,7 @@ def _within_timeout(request: Callable[[float], object]) -> None:
 
     Raises:
         HfHubHTTPError: raised by `request`.
-        ConnectionError: `request` raised another exception, or took longer.
+        ConnectionError: `request` raised another exception, or took longer than the timeout.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -269,7 +270,8 @@ def _within_timeout(request: Callable[[float], object]) -> None:
 
 
 def _in_time(request: Callable[[], T], timeout_s: float) -> T:
-    """Result of `request`, which runs in a thread; raises its exception, or TimeoutError."""
+    """Result of `request`, which runs in a thread; raises its exception, or TimeoutError if it
+    takes too long."""
     result: Future[T] = Future()
 
     def run() -> None:

@@ -43,7 +43,7 @@ def ray_directory(directory: Path) -> Path:
     """Folder for sockets, logs and spilled objects of a local Ray cluster.
 
     Ray makes this folder, by default /tmp/ray, writable by everyone, so that other users of the
-    machine could replace sockets. They cannot access it within the private `directory`.
+    machine could replace sockets. Within the private `directory`, they cannot access it.
     """
     return directory / "ray"
 

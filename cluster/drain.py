@@ -110,7 +110,7 @@ def count_replicas(raylet_pid: int, processes: ListProcesses = psutil.process_it
 
 
 def _with_arguments(processes: ListProcesses) -> Iterator[tuple[psutil.Process, list[str]]]:
-    """Processes with their command lines, except those that have none or have ended."""
+    """Processes with their command lines; omits those that have no command line or have ended."""
     for process in processes():
         with contextlib.suppress(psutil.Error):
             if arguments := process.cmdline():

@@ -90,7 +90,8 @@ SOURCE_SHARE = 0.5
 SCARCE_SHARE of them are in use."""
 SCARCE_SHARE = 0.75
 RESERVE_SHARE = 0.9
-"""Fraction of all connections above which only health checks are served; others get HTTP 503."""
+"""Fraction of all connections above which only health checks are served; other requests get HTTP
+503."""
 LOCAL_SHARE = 0.95
 """Fraction of all connections above which only this machine may connect."""
 PROBES = "/-/healthz /health /ready /ping"

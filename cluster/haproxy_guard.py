@@ -61,7 +61,7 @@ HUNG_S = 3.0
 within 0.1 s on a machine with ten times as many busy threads as cores."""
 START_S = 10.0
 """Seconds without a response after which a HAProxy that does not listen on its socket yet is
-killed; longer than HUNG_S, since it starts slowly on a busy machine."""
+killed; longer than HUNG_S, since HAProxy starts slowly on a busy machine."""
 FIRST_TRIES = 3
 """Maximum number of attempts to start a HAProxy that takes over from another one, which may still
 be starting or exiting."""
@@ -473,7 +473,8 @@ class Guard:
         return self._admin.with_name(f"{pid or self._pid}.{suffix}")
 
     def _sweep(self) -> None:
-        """Removes files of guards that were killed; one may have had this process id."""
+        """Removes files of guards that were killed; one of them may have had this guard's process
+        id."""
         for path in self._admin.parent.glob("[0-9]*.*"):
             is_guards = path.stem.isdigit() and path.suffix.removeprefix(".") in SUFFIXES
             is_own = path.stem in (str(self._pid), str(self._known_pid))
@@ -489,8 +490,8 @@ class Guard:
 
 
 def handle_signals(stop: Callable[[int], None]) -> None:
-    """Calls `stop` with the number of each signal that stops HAProxy; ignores those that pause
-    it, which a new HAProxy sends to the previous one if it cannot bind its sockets."""
+    """Calls `stop` with the number of each signal that stops HAProxy. Ignores the signals that
+    pause HAProxy, which a new HAProxy sends to the previous one if it cannot bind its sockets."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGTTOU, signal.SIGTTIN):
         signal.signal(number, lambda number, frame: None)

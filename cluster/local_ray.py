@@ -103,7 +103,7 @@ def _haproxy_is_enabled() -> bool:
 
 @contextmanager
 def local_ray(num_cpus: int | None = None) -> Iterator[None]:
-    """Context with a local Ray cluster: rayfleet's settings for Ray, a new token, and default
+    """Context manager of a local Ray cluster: rayfleet's settings for Ray, a new token, and default
     settings of Ray Serve.
 
     Restores the environment on exit.

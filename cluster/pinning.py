@@ -38,12 +38,13 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         return [[r for r in candidate_replicas if r.replica_id.unique_id == replica_id]]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve with the running replicas when they change."""
+        """Updates the worker set; Serve calls this with the running replicas when they change."""
         super().update_replicas(replicas)
         self._publish()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
-        """Called by Serve when a call detects a dead replica before the controller does."""
+        """Removes a dead replica from the worker set; Serve calls this if a call detects the
+        failure before the controller does."""
         super().on_replica_actor_died(replica_id)
         self._publish()
 

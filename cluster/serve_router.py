@@ -134,7 +134,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: Any, result: Any
     ) -> None:
-        """Called by Serve when a replica has accepted a request.
+        """Counts a request as running; Serve calls this when a replica has accepted it.
 
         HAZARD: a short request may already have finished, and must then not count as running.
         """
@@ -150,7 +150,8 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             self._update(replica_id.unique_id, cache.store(placed.hashes))
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
-        """Called by Serve when a request has finished, failed, or been rejected by a replica."""
+        """Removes a request from the running ones; Serve calls this when a request has finished,
+        failed, or been rejected by a replica."""
         super().on_request_completed(replica_id, internal_request_id)
         self._prompt_computed(internal_request_id)
         self._open.pop(internal_request_id, None)
@@ -160,12 +161,13 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             self._update(replica_id.unique_id, [])
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve with the running replicas when they change."""
+        """Adds and removes replicas; Serve calls this with the running replicas if they change."""
         super().update_replicas(replicas)
         self._replicas_changed()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
-        """Called by Serve when a call detects a dead replica before the controller does."""
+        """Removes a dead replica; Serve calls this if a call detects the failure before the
+        controller does."""
         super().on_replica_actor_died(replica_id)
         self._replicas_changed()
 
@@ -246,7 +248,7 @@ class _AssumedCache:
 
 
 def _prompt_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Prompt of a call as token IDs, little-endian int32 of its UTF-8; empty if it has none."""
+    """Prompt of a call as token IDs: its UTF-8 as little-endian int32; empty if there is none."""
     for source in (kwargs, *args):
         for name in ("messages", "prompt"):
             value = source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 5.0
 """Interval in seconds between controller queries: a third of deploy/monitoring's scrape interval.
-Each takes the controller about 4 ms."""
+Each query takes the controller about 4 ms."""
 
 
 async def follow_targets(

@@ -33,9 +33,9 @@ class RayTransport:
     fraction of Serve's cost per item. Serve's attach call stays open while the socket is in use:
     its only item is the socket's path, and Serve does not stop a draining worker with open calls.
 
-    To workers on other nodes, both are sent by value over Serve's gRPC, which costs a fifth as much
-    per item as object references. Payloads are msgpack already, so Serve does not serialize
-    responses again.
+    To workers on other nodes, items and submits are sent by value over Serve's gRPC, which costs a
+    fifth as much per item as object references. Payloads are msgpack already, so Serve does not
+    serialize responses again.
 
     Args:
         handle: handle of the deployment.
@@ -147,7 +147,7 @@ def _read_heartbeat(worker_id: str) -> bytes | None:
 
 
 class PinnedCall:
-    """Context of a call to one replica, cancelled when the replica is removed, and on exit.
+    """Context manager of a call to one replica, cancelled when the replica is removed, and on exit.
 
     Serve would queue a call to a stopped replica indefinitely. Exceptions in the block are raised
     as ConnectionError.

@@ -77,8 +77,8 @@ class _DependentKernel(JITFunction):
 def _supports_pdl(metadata: Any) -> bool:
     """Whether a compiled kernel may be launched before the previous one has completed.
 
-    False if it uses tensor memory, as most matmuls on Blackwell do. Triton allocates it before the
-    wait, and the previous kernel could need the same memory to complete.
+    False if it uses tensor memory, as most matmuls on Blackwell do. Triton allocates tensor memory
+    before the wait, and the previous kernel could need the same memory to complete.
     """
     if os.environ.get(DISABLE_PDL, "0") != "0":
         return False

@@ -29,7 +29,7 @@ Reference = TypeVar("Reference", bound=Callable[Concatenate[torch.Tensor, ...], 
 
 
 class Op(Generic[P, R]):
-    """Implementations of one op, and the selected ones."""
+    """All implementations of one op, and those that are selected for CPU and for CUDA."""
 
     on_cpu: Callable[P, R]
     """Implementation for CPU tensors."""

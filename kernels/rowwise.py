@@ -1,10 +1,10 @@
 """Batch-invariant elementwise functions: an element's result depends, bitwise, only on its value.
 
-HAZARD(invariance): on CPU, torch evaluates the end of each contiguous run (fewer elements than fit
-in two vector registers) with different functions than the rest (sigmoid, SiLU, softplus, GELU, ELU,
-mish, exp2, pow; not exp, expm1, log1p, tanh, erf). A contiguous tensor is one run, which several
-threads divide into equal parts. Model code calls the functions of this module, which only pass runs
-and parts of whole registers to torch.
+HAZARD(invariance): on CPU, torch evaluates the last elements of a contiguous run, fewer than fit in
+two vector registers, with other functions than the rest. This affects sigmoid, SiLU, softplus,
+GELU, ELU, mish, exp2 and pow, but not exp, expm1, log1p, tanh and erf. A contiguous tensor is one
+run, which several threads divide into equal parts. Model code calls the functions of this module,
+which only pass runs and parts of whole registers to torch.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ class StateRows:
     """Maximum number of tokens of a row, or an upper bound."""
     kept: torch.Tensor | None = None
     """int64 [R]: slots of the rows; -1 for draft rows, which leave the states as they are. None if
-    there are none."""
+    there are no draft rows."""
     has_outputs: bool = True
-    """Whether the outputs are used; those of a replay are not and need not be computed."""
+    """Whether the outputs are used; the outputs of a replay are not, and need not be computed."""
     replay: Replay | None = None
     """What drafts require in addition: a replay before the rows, and cells for the inputs of draft
     rows; None if neither is needed."""
@@ -117,7 +117,8 @@ class StateRows:
         return rows
 
     def keep_steps(self, plane: torch.Tensor, states: torch.Tensor) -> None:
-        """Stores the states [n, ...] after the rows included in `num_decodes` in their slots."""
+        """Writes the states [n, ...] after the rows included in `num_decodes` to the slots of these
+        rows."""
         slots = self.slots[: self.num_decodes]
         if self.kept is not None:
             (rows,) = (self.kept[: self.num_decodes] >= 0).nonzero(as_tuple=True)
@@ -140,20 +141,20 @@ class Replay:
 
     A state cannot be rolled back to the last accepted draft. So a draft row (the newest token, and
     drafts) computes its outputs, but leaves the slot's state as it is, and its inputs are kept. The
-    slot's next row again begins at the newest token. Before it, the accepted tokens, which are
-    those between the state and this row, are recomputed from their inputs.
+    slot's next row again begins at the newest token. Before that row, the accepted tokens, which
+    are those between the state and the row, are recomputed from their inputs.
     """
 
     rows: StateRows
     """The tokens that are replayed, grouped by the row that follows them; their outputs are not
     used."""
     cells: torch.Tensor
-    """int64 [N]: cells of these tokens in `StateCache.inputs`, in order. On a device, cells after
-    the last token of `rows` are arbitrary."""
+    """int64 [N]: cells of the replayed tokens in `StateCache.inputs`, in order. On a device, cells
+    after the last token of `rows` are arbitrary."""
     tokens: torch.Tensor
     """int64 [M]: the step's tokens whose inputs are kept: those of draft rows."""
     kept: torch.Tensor
-    """int64 [M]: cells to which their inputs are copied."""
+    """int64 [M]: cells of `StateCache.inputs` to which the inputs of `tokens` are copied."""
 
 
 Inputs = Sequence[torch.Tensor]

@@ -30,8 +30,8 @@ class AutoscalingConfig:
     """Target fraction of the KV caches used by running and waiting requests."""
     backlog_horizon_s: float = field(default=30.0, metadata=_RARE)
     """Seconds within which the backlog should be cleared once new workers run. If a start takes T
-    seconds, this is at least T * target_load / (1 - target_load), the time that workers at the
-    target load need to clear it."""
+    seconds, the horizon is at least T * target_load / (1 - target_load), the time in which workers
+    at the target load clear what arrived during the start."""
     upscale_delay_s: float = field(default=3.0, metadata=_RARE)
     """Seconds for which more workers must be needed before they are started, increased in
     proportion if a start takes more than 30 s. The first worker is started without delay."""

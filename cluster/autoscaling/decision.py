@@ -12,18 +12,18 @@ from cluster.autoscaling.planning import ServiceRate, SteadyWork, workers_needed
 from cluster.autoscaling.starts import SHORT_S, StartTimes
 
 _BAND = 0.1
-"""Tolerance around a number of workers: n workers suffice for a need of up to (1 + 0.1) n, and some
-are stopped only if the others suffice for the need divided by (1 - 0.1)."""
+"""Relative tolerance around a number of workers: n workers suffice for a need of up to (1 + 0.1) n,
+and workers are stopped only if the need is at most (1 - 0.1) n for the n that remain."""
 _STEP = 0.2
 """Minimum relative change in the number of workers, if that is more than one worker. A load that
 grows and shrinks eightfold within a day changes it 2 ln 8 / ln 1.2 = 23 times.
 """
 _AMPLE = 0.6
-"""Maximum utilization of fewer workers, relative to the targets, at which they are more than
-enough: the others are stopped after one downscale delay."""
+"""Maximum utilization, relative to the targets, at which a smaller number of workers is more than
+enough: surplus workers are stopped after one downscale delay."""
 _JUST_ENOUGH_DELAYS = 4.0
-"""Number of downscale delays before workers are stopped if fewer barely suffice: noise in the load
-would soon start them again."""
+"""Number of downscale delays before workers are stopped if the remaining ones barely suffice: after
+a single delay, noise in the load would often start them again."""
 _MAX_BACKOFF = 8.0
 """Maximum factor by which the downscale delay is multiplied."""
 _TOO_EARLY_DELAYS = 2.0
@@ -78,7 +78,8 @@ class Autoscaler:
         """Factor by which the downscale delay is multiplied."""
 
     def observe(self, target: int, running: int, now: float) -> None:
-        """Updates only the startup times, as `decide` also does; used while the load is unknown."""
+        """Updates only the startup times, which `decide` also updates; used while the load is
+        unknown."""
         self._starts.observe(target, running, now)
 
     def decide(self, load: FleetLoad, target: int, now: float, running: int | None = None) -> int:
@@ -227,12 +228,12 @@ class _SlidingMinimum:
 
 
 def _up_to(needed: float) -> int:
-    """Minimum number of workers for a need, using the tolerance."""
+    """Minimum number of workers when scaling up: the need may exceed it by the tolerance."""
     return ceil(needed / (1.0 + _BAND))
 
 
 def _down_to(needed: float) -> int:
-    """Minimum number of workers for a need, leaving the tolerance unused."""
+    """Minimum number of workers when scaling down: the need is below it by the tolerance."""
     return ceil(needed / (1.0 - _BAND))
 
 

@@ -1,4 +1,4 @@
-"""Number of workers needed for a load, by arriving work, KV cache usage and backlog."""
+"""Number of workers needed for a load, from its arriving work, KV cache usage and backlog."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cluster.autoscaling.starts import StartTimes
 from router.serving.load import WINDOW_S
 
 _MIN_RATE = 0.5
-"""Lower bound on the service rate: a queue shows that there are too few workers, but hardly how
-many more are needed, so the correction at most doubles their number."""
+"""Lower bound on the service rate: a queue shows that there are too few workers, but not how many
+more are needed, so the correction at most doubles their number."""
 _LEARN_S = 6.0 * WINDOW_S
 """Time constant in seconds of the measured service rate; long compared with the meter's window,
 which smooths steps in the load."""
@@ -44,7 +44,8 @@ class ServiceRate:
         self._last: tuple[float, float] | None = None
         """Time and backlog of the last observation."""
         self._growth = 0.0
-        """Growth of the backlog in workers, smoothed over the same window as the arriving work."""
+        """Growth of the backlog in seconds of work per second, smoothed over the same window as the
+        arriving work."""
         self._num_ready = 0.0
         """Number of ready workers, smoothed in the same way."""
 
@@ -69,7 +70,7 @@ class ServiceRate:
 
 
 class SteadyWork:
-    """Arriving work without bursts that are shorter than the start of a worker.
+    """Arriving work, excluding bursts that are shorter than the start of a worker.
 
     It is the mean over half a startup time, or the current work if that is less. Faster rises are
     covered by the headroom of `target_load`.

@@ -35,8 +35,9 @@ class GatewayPolicy:
         self._scaler = gateways.GatewayScaler()
 
     def __call__(self, context: Any) -> Decision:
-        """Called by Serve in each iteration of its control loop
-        (`RAY_SERVE_CONTROL_LOOP_INTERVAL_S`), with its AutoscalingContext."""
+        """Records the load reports, and returns the target number of gateways. Serve calls this in
+        each iteration of its control loop (`RAY_SERVE_CONTROL_LOOP_INTERVAL_S`), with its
+        AutoscalingContext."""
         now, target = self._clock(), context.target_num_replicas
         reports = registry.REGISTRIES[context.app_name]
         reports.replace(context.raw_metrics or {}, now)
@@ -59,8 +60,8 @@ class WorkerPolicy:
         self._clock = clock
 
     def __call__(self, context: Any) -> Decision:
-        """Called by Serve in each iteration of its control loop
-        (`RAY_SERVE_CONTROL_LOOP_INTERVAL_S`), with its AutoscalingContext."""
+        """Returns the target number of the model's workers. Serve calls this in each iteration of
+        its control loop (`RAY_SERVE_CONTROL_LOOP_INTERVAL_S`), with its AutoscalingContext."""
         now, target = self._clock(), context.target_num_replicas
         running = context.current_num_replicas
         load = registry.REGISTRIES[context.app_name].load(context.deployment_name, now)

@@ -25,7 +25,7 @@ class _Reported(NamedTuple):
     received_at: float
     """Time of the first arrival of the report, by the controller's clock."""
     values: Mapping[str, float]
-    """Values by their names in `flattened`."""
+    """Values of the report, keyed by name as in `flattened`."""
 
 
 def flattened(deployment: str, report: LoadReport) -> dict[str, float]:

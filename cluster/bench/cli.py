@@ -37,7 +37,8 @@ _MOVED = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fills the parser of `rayfleet bench`; `args.run(args)` returns the exit status."""
+    """Adds the arguments of `rayfleet bench` to its parser; `args.run(args)` returns the exit
+    status."""
     parser.description = "Benchmarks an endpoint or the engine."
     add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
 

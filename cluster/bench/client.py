@@ -44,7 +44,7 @@ class Request:
     arrival_s: float = 0.0
     """Seconds from the start of the load to sending, or from the end of `after` if set."""
     after: int | None = None
-    """Index of the request of the same client that must finish first."""
+    """Index of the request of the same client that must finish before this one is sent."""
     headers: Mapping[str, str] | None = None
     """Headers in addition to those of the HTTP session."""
     keep_text: bool = False

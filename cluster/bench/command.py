@@ -60,7 +60,8 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
 
 
 def run_measurement(command: Sequence[str], name: str, timeout_s: float | None = None) -> Result:
-    """Runs a benchmark's command in a child process; returns the JSON object on its last line.
+    """Runs a benchmark's command in a child process; returns the JSON object on the last line of
+    its output.
 
     Variants need different environments, which Ray reads only once per process.
 

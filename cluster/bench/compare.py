@@ -1,16 +1,16 @@
 """`rayfleet bench compare A B`: tests whether B is slower or faster than A, using several runs of
 each.
 
-A and B are results of `bench job`, of `bench serve --json --save-detailed`, or of vLLM's serving
-benchmark with --save-detailed, of any endpoint; or the URLs of two endpoints, which are measured
-alternately under the same load.
+A and B are either results or the URLs of two endpoints. Results are those of `bench job`, of `bench
+serve --json --save-detailed`, or of vLLM's serving benchmark with --save-detailed. Endpoints are
+measured alternately under the same load.
 
-Each run is one observation: its requests queue behind each other and share the state of the
-machine, so their number does not determine the variation between runs. Ratios are those of the
-runs' geometric means. Their confidence intervals are Student's t on logarithms, paired if the runs
-of both sides have the same seeds, otherwise Welch's. With fewer than three runs on a side, there is
-no verdict. The false discovery rate of all rows together is controlled (Benjamini and Hochberg): if
-A and B are equal, about one comparison in twenty has a verdict, regardless of the number of rows.
+Each run is one observation: its requests wait for each other and share the state of the machine, so
+more requests per run do not show how much runs vary. Ratios are those of the runs' geometric means.
+Their confidence intervals are Student's t on logarithms, paired if the runs of both sides have the
+same seeds, otherwise Welch's. With fewer than three runs on a side, there is no verdict. The false
+discovery rate of all rows together is controlled (Benjamini and Hochberg): if A and B are equal,
+about one comparison in twenty has a verdict, regardless of the number of rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Verdict = Literal["regression", "improvement", "within tolerance", "not shown"]
 
 _MIN_RUNS = 3
 _ALPHA = 0.025
-"""False discovery rate of regressions, and likewise of improvements."""
+"""False discovery rate of regressions, and separately of improvements."""
 _WHOLE = "all"
 """Name of the stage of a result without stages."""
 _THROUGHPUT = "output_throughput"
@@ -116,7 +116,7 @@ _Runs = dict[str, list[_Run]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """One figure of one stage."""
+    """One metric of one stage."""
 
     stage: str
     figure: str
@@ -130,7 +130,8 @@ class _Row:
     """Estimate of ln(B / A); None if there are too few runs."""
 
     def p_value(self, *, worse: bool, tolerance: float) -> float:
-        """One-sided p-value of B being worse (or better) than A by at most the tolerance."""
+        """One-sided p-value of the hypothesis that B is worse (or better) than A by at most the
+        tolerance."""
         assert self.log_ratio is not None
         if worse == (self.figure == _THROUGHPUT):
             return self.log_ratio.p_below(math.log1p(-tolerance))
@@ -138,7 +139,7 @@ class _Row:
 
 
 def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Result:
-    """Compares B with A: ratio, 95 % interval and verdict per stage and figure.
+    """Compares B with A: ratio, 95 % interval and verdict per stage and metric.
 
     Args:
         options: results or endpoints to compare.
@@ -248,7 +249,7 @@ def _works(runs: Sequence[_Run]) -> bool:
 
 
 def _rows(label: str, a: Sequence[_Run], b: Sequence[_Run]) -> Iterator[_Row]:
-    """Rows of one stage, for figures available in all runs with a completed request."""
+    """Rows of one stage, for metrics available in all runs with a completed request."""
     done = [[run for run in runs if run.completed] for runs in (a, b)]
     if not all(done):
         return

@@ -109,14 +109,14 @@ def readable(value: Any) -> str:
 
 
 def _interval(value: Facts) -> Facts | None:
-    """The interval, if the object is one or a `Turns.comparison`; None for others."""
+    """The interval, if the object is one or a `Turns.comparison`; otherwise None."""
     if isinstance(value.get("ratio"), Mapping) and "losing_rounds" in value:
         return {**value["ratio"], "losing_rounds": value["losing_rounds"]}
     return value if "interval_low" in value else None
 
 
 def _has_row(name: str, value: Any, intervals: Mapping[Path, Facts]) -> bool:
-    """Whether the table of intervals has a row for a figure."""
+    """Whether the table of intervals has a row for a metric."""
     return any(
         path and name.endswith(path[-1]) and value == found.get("median")
         for path, found in intervals.items()
@@ -195,7 +195,7 @@ def _table(title: str, rows: Mapping[str, Facts]) -> Table:
 
 
 def _transposed(title: str, columns: Mapping[str, Facts]) -> Table:
-    """Transposed table, with a row per figure."""
+    """Transposed table: a column per object, and a row per metric."""
     table = _titled(title)
     table.add_column("")
     for column in columns:

@@ -78,7 +78,8 @@ def run_load(load: Load, num_processes: int) -> LoadResult:
 
 
 def join_parts(parts: Sequence[tuple[list[Record], float]], start: float) -> LoadResult:
-    """Result of clients that started at `start`, in seconds by the clock of their records."""
+    """Combines the results of clients that started at `start`, in seconds by the clock of their
+    records."""
     records = sorted((r for part, _ in parts for r in part), key=lambda record: record.index)
     ends = [record.start + record.latency for record in records]
     return LoadResult(

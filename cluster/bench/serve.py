@@ -226,7 +226,7 @@ class BodyMaker:
 
 
 def load_of(options: ServeOptions, requests: Sequence[Request]) -> Load:
-    """A load that sends these requests to the endpoint of the options."""
+    """A load that sends the given requests to the endpoint of the options."""
     return Load(
         url=options.base_url.rstrip("/") + options.path,
         headers=request_headers(options),

@@ -58,7 +58,7 @@ class Spread:
     """Lower end of the 95 % confidence interval of the mean (for ratios: the geometric mean), by
     Student's t; NaN for a single value."""
     interval_high: float
-    """Upper end of that interval."""
+    """Upper end of the confidence interval (see `interval_low`)."""
     count: int
     """Number of values."""
 
@@ -146,7 +146,7 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of a statistic over rounds.
 
-    Used for statistics that are not a mean of the rounds' values, such as the p99 of all their
+    It applies to statistics that are not a mean of the rounds' values, such as the p99 of all their
     requests. With few rounds, the interval is too narrow.
 
     Args:

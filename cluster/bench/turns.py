@@ -30,15 +30,15 @@ class Turns(Generic[T]):
         return list(zip(self[variant], self[other], strict=True))
 
     def values(self, variant: str, figure: Callable[[T], float]) -> list[float]:
-        """One figure of each of a variant's turns, in the order of the rounds."""
+        """One metric of each of a variant's turns, in the order of the rounds."""
         return [figure(turn) for turn in self[variant]]
 
     def median(self, variant: str, figure: Callable[[T], float]) -> float:
-        """Median of a figure over a variant's turns."""
+        """Median of a metric over a variant's turns."""
         return percentile(self.values(variant, figure), 50.0)
 
     def ratios(self, variant: str, baseline: str, figure: Callable[[T], float]) -> list[float]:
-        """Ratios of the variant's figure to the baseline's, by round."""
+        """Ratios of a metric of the variant to that of the baseline, by round."""
         return ratios(self.values(variant, figure), self.values(baseline, figure))
 
     def ratio(self, variant: str, baseline: str, figure: Callable[[T], float]) -> Spread:

@@ -66,7 +66,7 @@ class ChatOptions(GenerationOptions):
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fills the parser of `rayfleet chat`."""
+    """Adds the arguments of `rayfleet chat` to its parser."""
     commands = ", ".join(f"{name}: {text}" for name, text in COMMANDS.items())
     parser.description = (
         "Interactive chat with a model. Each line is sent as a message with the chat history, and "
@@ -78,7 +78,7 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_complete_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fills the parser of `rayfleet complete`."""
+    """Adds the arguments of `rayfleet complete` to its parser."""
     parser.description = "Completes a prompt, or each line of standard input if no prompt is given."
     parser.add_argument("prompt", nargs="?", help="the prompt")
     add_options(parser, GenerationOptions)

@@ -88,7 +88,7 @@ def check_gpu(index: int, gpu: Gpu) -> Finding:
 
 
 def check_offloading(bound: MemoryBound, gpus: Sequence[Gpu], num_gpus: int) -> Finding:
-    """Host memory that workers use by default for KV pages evicted from GPUs.
+    """Finding on the host memory that workers use by default for KV pages evicted from GPUs.
 
     Args:
         bound: memory of this machine or container.

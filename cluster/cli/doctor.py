@@ -62,7 +62,7 @@ COMMON = frozenset(
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Fills the parser of `rayfleet doctor`."""
+    """Adds the arguments of `rayfleet doctor` to its parser."""
     parser.common = COMMON
     parser.description = (
         "Prints one line per check; exits with status 1 if a check fails. With --model, checks the "

@@ -145,7 +145,7 @@ def _lines(response: IO[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def _lost_connections() -> Iterator[None]:
-    """Context that converts errors while reading a response to ValueErrors."""
+    """Context manager that converts errors while reading a response to ValueErrors."""
     try:
         yield
     except (OSError, http.client.HTTPException) as error:

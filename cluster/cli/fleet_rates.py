@@ -68,7 +68,8 @@ class ModelRow:
     """Median time from arrival at the gateway to the first token in ms; None if there were no
     tokens."""
     ttft_p95_ms: float | None
-    """95th percentile of that time in ms; None if there were no tokens."""
+    """95th percentile of the time from arrival at the gateway to the first token in ms; None if
+    there were no tokens."""
     slo_attainment: float | None
     """Fraction of requests with an SLO that met it, 0 to 1; None if there were none."""
 
@@ -97,7 +98,7 @@ class AdapterRow:
     model: str
     """Name of the adapter's base model."""
     adapter: str
-    """Name of the adapter; `other` for the rates of adapters that have no label of their own."""
+    """Name of the adapter; `other` for the combined rates of adapters without a separate label."""
     on_device: tuple[str, ...]
     """IDs of the workers that have the adapter on the device."""
     on_host: tuple[str, ...]
@@ -116,7 +117,7 @@ class Scrape:
 
     Args:
         at: monotonic time in seconds.
-        texts: /metrics responses of the nodes; a series in several of them counts once.
+        texts: /metrics responses of the nodes; a series that several of them contain counts once.
     """
 
     def __init__(self, at: float, texts: Iterable[str]) -> None:
@@ -137,7 +138,7 @@ class Scrape:
         return empty
 
     def items(self, name: str, **labels: str) -> Iterator[tuple[dict[str, str], float]]:
-        """Labels and values of the series with this name and at least these labels."""
+        """Labels and values of all series with this name whose labels include the given ones."""
         required = labels.items()
         for key, value in self._samples.get(name, {}).items():
             if required <= set(key):
@@ -148,7 +149,7 @@ class Scrape:
         return sum(value for _, value in self.items(name, **labels))
 
     def since(self, before: Scrape | None, name: str, **labels: str) -> float:
-        """Increase in these counters since the scrape `before`, with resets handled as in
+        """Increase in the selected counters since the scrape `before`, with resets handled as in
         Prometheus; 0 if `before` is None."""
         return sum(grown for _, grown in self._growths(before, name, labels))
 
@@ -163,7 +164,7 @@ class Scrape:
     def _growths(
         self, before: Scrape | None, name: str, labels: Mapping[str, str]
     ) -> Iterator[tuple[Labels, float]]:
-        """Increase in each of these counters, for processes that are also in the scrape `before`.
+        """Increase in each selected counter, for processes that are also in the scrape `before`.
 
         Otherwise the totals of a process whose node was missing from that scrape would count as an
         increase.

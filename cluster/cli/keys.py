@@ -15,7 +15,7 @@ KEY_BYTES = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fills the parser of `rayfleet keys`."""
+    """Adds the arguments of `rayfleet keys` to its parser."""
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     new = actions.add_parser("new", help="generate an API key and its entry for --api-key-file")
     new.add_argument("name", help="name of the key, shown in metrics and the audit log")

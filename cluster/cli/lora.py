@@ -30,7 +30,7 @@ class LoraOptions(EndpointOptions):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fills the parser of `rayfleet lora`."""
+    """Adds the arguments of `rayfleet lora` to its parser."""
     parser.description = (
         "Lists, loads and unloads LoRA adapters of a running fleet; requires the admin key. "
         "Changes apply to all gateways and workers, including those that start later."

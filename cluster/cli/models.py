@@ -19,7 +19,7 @@ _MAX_DETAILED = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fills the parser of `rayfleet models`."""
+    """Adds the arguments of `rayfleet models` to its parser."""
     parser.description = (
         "Lists supported model families, by `architectures` in config.json, and how they are "
         "tested; fine-tuned models of a family are supported as well. For the models that an "

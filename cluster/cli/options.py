@@ -81,7 +81,8 @@ def _add_flags(
     options: Sequence[Option],
     all_options: Sequence[Option],
 ) -> None:
-    """Adds the flags of some options, and those of JSON objects whose first key is one of them.
+    """Adds the flags of some options, and those of JSON objects whose first key is one of these
+    options.
 
     Args:
         parser: receives the flags.
@@ -179,7 +180,7 @@ def flag_name(option: Option) -> str:
 
 
 def _object_flags(options: Iterable[Option]) -> list[str]:
-    """Flags of the JSON objects that contain some of these options, in the options' order."""
+    """Flags of the JSON objects that contain any of the given options, in the options' order."""
     flags = (option.field.metadata.get("within") for option in options)
     return list(dict.fromkeys(flag for flag in flags if flag is not None))
 

@@ -81,7 +81,7 @@ COMMON = frozenset(
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Fills the parser of `rayfleet serve`."""
+    """Adds the arguments of `rayfleet serve` to its parser."""
     parser.common = COMMON
     parser.epilog = (
         f"The environment variable {API_KEY} sets API keys, separated by commas, in addition to "

@@ -73,7 +73,7 @@ class TopOptions(EndpointOptions):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fills the parser of `rayfleet top`."""
+    """Adds the arguments of `rayfleet top` to its parser."""
     parser.description = "Live view of a fleet's models and workers; press q or Ctrl-C to quit."
     add_options(parser, TopOptions)
     parser.set_defaults(run=run)
@@ -243,7 +243,8 @@ def _show(fleet: FleetWatch, interval_s: float) -> None:
 
 @contextlib.contextmanager
 def single_keys() -> Iterator[None]:
-    """Context in which the terminal delivers single keys without echo, if stdin is a terminal."""
+    """Context manager in which the terminal delivers single keys without echo, if stdin is a
+    terminal."""
     if not sys.stdin.isatty():
         yield
         return

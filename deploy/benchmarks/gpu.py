@@ -282,7 +282,7 @@ def _measure(step: Step) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _serving(server: Server) -> Iterator[None]:
-    """Starts a server; the context is entered once it is ready."""
+    """Context manager that starts a server, and is entered once the server is ready."""
     with tempfile.TemporaryFile("w+") as log, _running(server.command, log, log) as process:
         deadline = time.monotonic() + SERVERS_START_S
         while not _answers(server.url):
@@ -305,7 +305,7 @@ def _answers(url: str) -> bool:
 def _running(
     command: Sequence[str], out: Any, log: Any, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Runs a program in its own session and kills all its processes on exit."""
+    """Context manager that runs a program in its own session; kills all its processes on exit."""
     process = subprocess.Popen(
         command,
         env={**os.environ, **(environment or {})},

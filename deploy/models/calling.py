@@ -38,8 +38,9 @@ _POLISHING_SHARES: Final = {
     "sorts": 0.55,
     "outside": 0.05,
 }
-"""Shares in the third phase. Arbitrary words take longest to learn; the other kinds prevent
-forgetting. With a share of only 1/20 for functions, 1/8 of the correct calls were forgotten."""
+"""Shares of the kinds of conversations in the third phase. Arbitrary words take longest to learn;
+the other kinds prevent forgetting. With a share of only 1/20 for functions, 1/8 of the correct
+calls were forgotten."""
 _THOUGHT_SHARE: Final = 0.12
 """Fraction of plain conversations, and of conversations with functions, that have reasoning."""
 _FAILURES: Final = (

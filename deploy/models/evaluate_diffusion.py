@@ -1,6 +1,7 @@
 """Accuracy and rounds of a block-diffusion model, served by rayfleet's engine.
 
-``python -m deploy.models.evaluate_diffusion DIRECTORY`` uses the held-out questions next to it.
+``python -m deploy.models.evaluate_diffusion DIRECTORY`` uses the held-out questions next to
+DIRECTORY.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m deploy.models.mtp_training deploy/models/demo
 
 The head is distilled from the model's own next-token distributions, because a draft is accepted if
-both sample the same token. Its tensors, in the format of Qwen3.5's heads, are written to
-``mtp.safetensors`` in the model's folder, next to an index of all weight files.
+head and model sample the same token. The head's tensors, in the format of Qwen3.5's heads, are
+written to ``mtp.safetensors`` in the model's folder, next to an index of all weight files.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class HeadModule(torch.nn.Module):
 
     def start_from(self, model: Qwen3ForCausalLM) -> None:
         """Initializes the head with the model's last layer and norm, and its projection so that it
-        returns the sum of both inputs."""
+        returns the sum of the embedding and the hidden state."""
         last = f"model.layers.{model.config.num_hidden_layers - 1}."
         size = model.config.hidden_size
         with torch.no_grad():

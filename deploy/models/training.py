@@ -47,10 +47,10 @@ class TrainingConfig:
     seed: int = 0
     num_steps: int = 4000
     num_threads: int = 2
-    """Number of batches that are computed concurrently; each step sums over them."""
+    """Number of batches that are computed concurrently; each step sums their gradients."""
     vocab_size: int = 2560
     tokenizer_conversations: int = 20_000
-    """Conversations from which the tokenizer's merges are learned."""
+    """Number of conversations from which the tokenizer's merges are learned."""
     batch_tokens: int = 1536
     """Positions per batch and thread, including padding."""
     max_length: int = 2048
@@ -124,7 +124,7 @@ class Training(ABC, Generic[BatchT]):
         self.first_step = self._resume()
 
     markers: Sequence[str] = ()
-    """Tokens that do not come from merges."""
+    """Tokens at the end of the vocabulary, which do not come from merges."""
 
     def make_tokenizer(self) -> Tokenizer:
         """Creates the tokenizer and learns its merges."""

@@ -101,8 +101,8 @@ def _datasource() -> dict[str, Any]:
 
 
 def _fleets() -> list[dict[str, Any]]:
-    """One variable per label. Each lists the values that match the selection of the previous
-    variables."""
+    """Dashboard variables, one per fleet label. Each lists the values that match the selection of
+    the previous variables."""
     variables = []
     for place, label in enumerate(FLEET_LABELS):
         within = ", ".join(f'{before}=~"${before}"' for before in FLEET_LABELS[:place])

@@ -37,23 +37,24 @@ class Board:
 
 
 def rate(name: str, by: str = "", more: str = "", of: str = M) -> str:
-    """Rate per second, summed over all labels except `by`."""
+    """Query for the per-second rate of a counter, summed over all labels except `by`."""
     return f"sum by ({by}) (rate(rayfleet_{name}{{{of}{more}}}[$__rate_interval]))"
 
 
 def level(name: str, by: str = "", of: str = M) -> str:
-    """A gauge, summed over all labels except `by`."""
+    """Query for a gauge, summed over all labels except `by`."""
     return f"sum by ({by}) (rayfleet_{name}{{{of}}})"
 
 
 def whole(gauge: str, by: str) -> str:
-    """A gauge for which all gateways of a fleet report the same value, summed over fleets."""
+    """Query for a gauge for which all gateways of a fleet report the same value, summed over
+    fleets."""
     per_fleet = ", ".join((*FLEET_LABELS, by))
     return f"sum by ({by}) (max by ({per_fleet}) (rayfleet_{gauge}{{{M}}}))"
 
 
 def quantiles(name: str, by: str = "", *parts: float, of: str = M) -> dict[str, str]:
-    """Quantiles of a histogram, keyed by legend."""
+    """Queries for quantiles of a histogram, keyed by legend."""
     labels = ", ".join(filter(None, ("le", by)))
     buckets = rate(f"{name}_bucket", labels, of=of)
     suffix = f" {{{{{by}}}}}" if by else ""
@@ -64,15 +65,15 @@ def quantiles(name: str, by: str = "", *parts: float, of: str = M) -> dict[str, 
 
 
 def mean(name: str, by: str = "", more: str = "") -> str:
-    """Mean of a histogram or summary."""
+    """Query for the mean of a histogram or summary."""
     return f"{rate(f'{name}_sum', by, more)} / {rate(f'{name}_count', by, more)}"
 
 
 def kept(name: str, by: str) -> str:
-    """Fraction of the requests with an SLO that met it."""
+    """Query for the fraction of the requests with an SLO that met it."""
     return f"{rate(name, by, MET)} / {rate(name, by)}"
 
 
 def share(part: str, whole: str) -> str:
-    """Ratio of a part to the whole; 0 if the whole is 0."""
+    """Query for the ratio of a part to the whole; 0 if the whole is 0."""
     return f"{part} / ({whole} > 0) or 0 * {whole}"

@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 class NotAuditedError(Exception):
-    """The audit service did not respond, or not for all distributions."""
+    """The audit service did not respond, or has no data on some distributions."""
 
 
 def read_device(device: str) -> str:
@@ -122,7 +122,7 @@ def audit(program: str, lock: Lock) -> list[str]:
         lock: distributions to check.
 
     Raises:
-        NotAuditedError: the service did not respond, or not for all distributions.
+        NotAuditedError: the service did not respond, or has no data on some distributions.
     """
     # The service has no data for local versions (+cpu), and returns nothing for unknown versions.
     wanted_pins = [
@@ -141,8 +141,8 @@ def audit(program: str, lock: Lock) -> list[str]:
 
 
 def _audited(program: str, requirements: Sequence[str]) -> list[dict[str, Any]]:
-    """pip-audit's result for each distribution. Its exit status is 0 even if it skipped all of
-    them."""
+    """pip-audit's result for each distribution. The exit status of pip-audit is not used: it is 0
+    even if all distributions were skipped."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(requirements) + "\n")
         file.flush()

@@ -67,8 +67,8 @@ class AttentionMetadata:
     seq_lens: torch.Tensor
     """[B] int32: tokens in the cache, including the new ones; 0 for padding."""
     seq_lens_host: Sequence[int]
-    """[B]: the same on the host, since planning never waits for the device. They may be upper
-    bounds if the backend's `needs_exact_lengths` is false."""
+    """[B]: copy of `seq_lens` on the host, since planning never waits for the device. Its values
+    may be upper bounds if the backend's `needs_exact_lengths` is false."""
     query_start: torch.Tensor | None = None
     """[B + 1] int32: offsets of the rows' queries among all queries; None for decodes."""
     query_lens_host: Sequence[int] = ()

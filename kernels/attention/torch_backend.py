@@ -1,5 +1,5 @@
-"""Torch backend: gathers whole pages, then calls scaled dot product attention. Used on CPU, and as
-the reference on CUDA."""
+"""Torch backend: gathers whole pages, then calls scaled dot product attention. It runs on CPU, and
+is the reference for CUDA."""
 
 from __future__ import annotations
 

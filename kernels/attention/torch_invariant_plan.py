@@ -31,7 +31,7 @@ class InvariantSplit:
 
     first: int
     stop: int
-    """Tiles [first, stop) attend to the split."""
+    """Exclusive end of the tiles [first, stop) that attend to the split."""
     pages: torch.Tensor
     """int64: page ids of the split, for each tile (decode) or for all tiles together (extend)."""
     mask: torch.Tensor

@@ -21,7 +21,7 @@ class DecodeGroup:
     """Decode rows of similar length, computed in one call."""
 
     rows: torch.Tensor | None
-    """[n] indices of the rows in the batch; None if the group is the whole batch in order."""
+    """[n]: indices of the rows in the batch; None if the group is the whole batch in order."""
     num_rows: int
     pages: torch.Tensor
     """[n * pages per row] int64: page ids."""
@@ -40,7 +40,7 @@ class ExtendPiece:
     pages: torch.Tensor
     """[ceil(length / page_size)] int64: page ids."""
     length: int
-    """Number of positions on these pages up to the last one that a query attends to."""
+    """Number of positions on `pages`, up to the last one that a query attends to."""
     is_causal: bool
     """Whether queries and keys begin at the same position, so that no mask tensor is needed."""
     mask: torch.Tensor | None

@@ -1,5 +1,5 @@
-"""Block-sparse attention (MiniMax M3): a query attends, per KV head, to the blocks of tokens whose
-index keys it scores highest and to its own block."""
+"""Block-sparse attention (MiniMax M3): per KV head, a query attends to its own block of tokens, and
+to the blocks whose index keys have the highest scores."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ class BlockSelection(NamedTuple):
     own and ends after the query."""
 
     runs: torch.Tensor
-    """int32 [N, H, C]: first cells page * page_size + offset of runs of tokens, in the order of
-    their positions, padded with -1 if fewer are visible."""
+    """int32 [N, H, C]: first cell (page * page_size + offset) of each run of tokens, in the order
+    of their positions, padded with -1 if fewer runs are visible."""
     hidden: torch.Tensor
     """int64 [N]: number of tokens after the query in its own block."""
     length: int

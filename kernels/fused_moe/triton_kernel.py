@@ -49,21 +49,22 @@ class _Sizes(NamedTuple):
 
 
 _SMALLEST = _Sizes(16, 64, 128, 4, 3)
-"""Sizes for few rows per expert, for which loading the weights is the bottleneck: deep tiles and
-many programs."""
+"""Sizes of the matmuls for few rows per expert, which are bound by loading the weights: deep tiles
+and many programs."""
 _SIZES = {16: _SMALLEST, 64: _Sizes(64, 128, 64, 4, 3), 128: _Sizes(128, 128, 64, 8, 3)}
-"""Sizes by rows per tile."""
+"""Sizes of the matmuls, by rows per tile."""
 _LARGE_STAGES = 3
-"""Number of pipeline stages of matmuls with tiles of 128 rows and quantized weights, which take
-most of the shared memory."""
+"""Number of pipeline stages of matmuls with tiles of 128 rows and quantized weights; such tiles
+take most of the shared memory."""
 _HOPPER = 90
-"""Minimum compute capability (9.0) for all stages in tiles of 64 or more rows with quantized
-weights. Below it, such tiles have one stage fewer, since several formats would spill 8 or 16
-bytes."""
+"""Minimum compute capability (9.0) at which tiles of 64 or more rows with quantized weights use all
+pipeline stages. Below it, such tiles have one stage fewer, since several formats would spill 8 or
+16 bytes."""
 _SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
-"""Sizes for fp32."""
+"""Sizes of the matmuls in fp32."""
 _FP8_SIZES = {64: _Sizes(64, 128, 128, 4, 3), 128: _Sizes(128, 128, 128, 8, 3)}
-"""Sizes of matmuls with FP8 inputs, by rows per tile. Tiles of 16 rows decode weights instead."""
+"""Sizes of matmuls with FP8 inputs, by rows per tile. For tiles of 16 rows, weights are decoded
+instead of inputs being quantized."""
 _FP8_CAPABILITY = 89
 """Minimum compute capability for FP8 matmuls."""
 _BLACKWELL, _BLACKWELL_WARPS = 100, 8
@@ -208,8 +209,9 @@ def _fp8_sizes(tile_rows: int) -> _Sizes:
 
 
 def _multiplies_fp8(packed: PackedCodes, dtype: torch.dtype, tile_rows: int) -> bool:
-    """Whether inputs are quantized, too. This requires bfloat16 inputs, FP8 weights with a scale
-    per output feature or per 128 input features, and tiles of more than 16 rows."""
+    """Whether the inputs of the matmuls are quantized to FP8, like the weights. This requires
+    bfloat16 inputs, FP8 weights with a scale per output feature or per 128 input features, and
+    tiles of more than 16 rows."""
     return (
         packed.code == "e4m3"
         and packed.group in (0, TILE_DEPTH)

@@ -163,9 +163,9 @@ def _solve_kernel(
 
 @triton.jit
 def inverse_of(system, DTYPE: tl.constexpr, PIECE: tl.constexpr):
-    """Inverse of I + system, which is strictly lower triangular [PIECE, PIECE]: first of its
-    diagonal blocks of 4 rows, then of 16, then of 64. Powers of larger blocks would grow, and
-    cancel each other when keys repeat."""
+    """Inverse of I + `system`, where `system` is strictly lower triangular [PIECE, PIECE]. Diagonal
+    blocks of 4 rows are inverted first, then those of 16, then those of 64. Powers of larger
+    blocks would grow, and cancel each other when keys repeat."""
     tl.static_assert(PIECE == 64)
     row, column = tl.arange(0, PIECE)[:, None], tl.arange(0, PIECE)[None, :]
     identity = tl.where(row == column, 1.0, 0.0)

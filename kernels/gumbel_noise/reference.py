@@ -78,7 +78,7 @@ def _row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tenso
 
 
 def _finalize(bits: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Mixes int32 `bits` in place, with `key` in the middle; shifts are logical."""
+    """Mixes int32 `bits` in place, with `key` mixed in halfway; shifts are logical."""
     bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF)).mul_(signed32(MIX_A))
     bits.bitwise_xor_(key)
     bits.bitwise_xor_((bits >> 15).bitwise_and_(0x1FFFF)).mul_(signed32(MIX_B))

@@ -13,7 +13,7 @@ WeightCode = Literal["e4m3", "e2m1", "int8", "uint4", "uint4b8", "uint8", "uint8
 """Storage formats of quantized weights. Floats are named by their exponent and mantissa bits.
 Integers with the suffix b8 or b128 are stored with that bias."""
 HALF_BYTES: frozenset[WeightCode] = frozenset({"e2m1", "uint4", "uint4b8"})
-"""Kinds of 4-bit codes, two per byte, the first one in the low bits."""
+"""Formats of 4-bit codes, two per byte, the first one in the low bits."""
 
 
 class BlockScales(NamedTuple):
@@ -27,7 +27,7 @@ class BlockScales(NamedTuple):
     offset: int
     """Number of input features of the first block that precede feature 0 of this weight."""
     code: WeightCode = "e4m3"
-    """Kind of the codes."""
+    """Storage format of the codes."""
     zeros: torch.Tensor | None = None
     """uint8 [..., N, blocks], contiguous: zero points; None if unused."""
     rows: int = 1

@@ -19,7 +19,7 @@ _MAX_INVARIANT_ROWS = 512
 def is_available(dtype: torch.dtype) -> bool:
     """Whether torch has oneDNN and its two ops for packed weights of `dtype`.
 
-    bf16 needs a processor with AVX-512; others would convert to fp32, and gain nothing.
+    bf16 needs a processor with AVX-512; other processors would convert to fp32, and gain nothing.
     """
     if not (
         torch._C._has_mkldnn

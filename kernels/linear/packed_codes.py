@@ -34,7 +34,8 @@ _BYTES_AT_ONCE = 1 << 28
 memory."""
 
 PackedCode = Literal["e4m3", "e2m1", "uint4", "int8"]
-"""Kinds of packed codes. Decoded 4-bit integers are too large by 128, which `offset` corrects."""
+"""Storage formats of packed codes. Decoded 4-bit integers are too large by 128, which `offset`
+corrects."""
 _KINDS: Mapping[WeightCode, tuple[PackedCode, float]] = {
     "e4m3": ("e4m3", 0.0),
     "e2m1": ("e2m1", 0.0),
@@ -44,7 +45,8 @@ _KINDS: Mapping[WeightCode, tuple[PackedCode, float]] = {
     "uint4": ("uint4", 128.0),
     "uint4b8": ("uint4", 136.0),
 }
-"""Kind of packed codes, and offset of decoded values, by kind of codes."""
+"""Format of packed codes and offset of decoded values, keyed by the format of the unpacked codes.
+"""
 
 
 class PackedCodes(NamedTuple):
@@ -58,9 +60,9 @@ class PackedCodes(NamedTuple):
     `inner` is the number of groups per tile, or 1. fp32, or bf16 if groups are smaller than
     tiles and inputs have 16 bits."""
     zeros: torch.Tensor | None
-    """bf16, shaped like `scales`: offsets of decoded values; None if all are `offset`."""
+    """bf16, shaped like `scales`: offsets of decoded values; None if all offsets equal `offset`."""
     code: PackedCode
-    """Kind of the codes."""
+    """Storage format of the codes."""
     offset: float
     """Offset of decoded values if there are no `zeros`."""
     group: int
@@ -104,8 +106,8 @@ def pack_codes(
 
 
 def _group(scaling: BlockScales, depth: int) -> int | None:
-    """Number of features per group, such that groups are aligned with tiles; 0 for all features,
-    None if it would be too small."""
+    """Number of features per group, such that groups are aligned with tiles; 0 if all features form
+    one group, None if groups would be too small."""
     if scaling.offset + depth <= scaling.block:
         return 0
     shared = math.gcd(scaling.block, scaling.offset)

@@ -1,4 +1,4 @@
-"""Quantized weights: codes of 8 or 4 bits, with a scale per block of a row's input features."""
+"""Quantized weights: 8-bit or 4-bit codes, with a scale per block of a row's input features."""
 
 from __future__ import annotations
 

@@ -24,18 +24,19 @@ FP8_CAPABILITY = (8, 9)
 _BLOCK_CAPABILITY = 9
 """Major compute capability (Hopper) for which cuBLASLt has matmuls with scales per block."""
 _BLOCK = 128
-"""Input features, and output features, per block."""
+"""Number of input features per block, and of output features per block."""
 _WEIGHT_ONLY_ROWS = 128
-"""Maximum number of rows for which weights are decoded instead. Estimated: vLLM measured cuBLASLt
-to be 2.2 times slower than DeepGEMM up to 64 rows, and as fast for 1,024 or more (vllm#49932)."""
+"""Maximum number of rows for which weights are decoded to bfloat16 and rows are not quantized.
+Estimated: vLLM measured cuBLASLt to be 2.2 times slower than DeepGEMM up to 64 rows, and as fast
+for 1,024 or more (vllm#49932)."""
 
 
 class ProductScales(NamedTuple):
     """Scales of a weight [N, K] in the layout that `scaled_mm` reads."""
 
     values: torch.Tensor
-    """fp32 [1, N], or of blocks [K / 128, N / 128], with K / 128 padded to a multiple of 4 and
-    adjacent along it."""
+    """fp32 [1, N], or of blocks [K / 128, N / 128], where the first dimension is padded to a
+    multiple of 4 and has stride 1."""
     by_block: bool
     """Whether there is one scale per block of 128 by 128 features."""
 
@@ -43,8 +44,8 @@ class ProductScales(NamedTuple):
 def product_scales(
     weight: PackedCodes, dtype: torch.dtype, capability: tuple[int, int]
 ) -> ProductScales | None:
-    """Scales for matmuls with FP8 activations. None if these are not supported: for inputs other
-    than bfloat16, below compute capability 8.9, for a number of output features that is not a
+    """Scales for matmuls with FP8 activations. None if such matmuls are not supported: for inputs
+    other than bfloat16, below compute capability 8.9, for a number of output features that is not a
     multiple of 16, for blocks other than 128 by 128, and for blocks on GPUs other than Hopper.
 
     Args:

@@ -18,8 +18,8 @@ from kernels.linear.triton_split import new_parts, split_steps, store_sum
 from kernels.tiles import cdiv
 
 _ROWS = (16, 32, 64)
-"""Rows per program: the smallest number that holds a step's rows; always the last one in
-batch-invariant mode."""
+"""Numbers of rows per program. The smallest that holds a step's rows is used; in batch-invariant
+mode, always the last one."""
 _MOST_ROWS = 256
 """Number of rows above which a separate launch dequantizes the weights for a dense matmul: each
 program would otherwise decode them again for 64 rows, and a dense matmul has larger tiles.
@@ -129,9 +129,9 @@ def _decode(words, CODE: tl.constexpr, TYPE: tl.constexpr, ROWS: tl.constexpr, D
     """Decodes words [ROWS, DEPTH / codes per word] to TYPE [ROWS, DEPTH], exact in bf16; adds 128
     to 4-bit integers.
 
-    Integers of 4 or 7 bits become the lowest bits of a bf16 between 128 and 256. Floats become bf16
-    with a shorter mantissa and exponent, and another bias; bf16 also represents their subnormal
-    numbers.
+    4-bit and 7-bit integers become the lowest bits of a bf16 between 128 and 256. Floats become
+    bf16 with a shorter mantissa and exponent, and another bias; bf16 also represents their
+    subnormal numbers.
     """
     if CODE == "uint4":
         pairs = _join(
@@ -210,7 +210,7 @@ def _weights(
 
 @triton.jit
 def _group(step, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Index of a tile's group, which is not smaller than a tile."""
+    """Index of the group that contains a tile, if groups are not smaller than tiles."""
     return step // (GROUP // BLOCK_K) if GROUP > 0 else step * 0
 
 

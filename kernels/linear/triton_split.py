@@ -71,8 +71,8 @@ def store_sum(
     total.
 
     Args:
-        row: [BLOCK_M]: rows of the tile, of `rows`.
-        column: [BLOCK_N]: output features, of `columns`.
+        row: [BLOCK_M]: rows of the tile, among `rows` in total.
+        column: [BLOCK_N]: output features, among `columns` in total.
     """
     split, num_splits = tl.program_id(1), tl.num_programs(1)
     is_last = num_splits == 1

@@ -42,7 +42,7 @@ class LoraWeights:
     parts: tuple[LoraPart, ...]
     """The layer's output features by projection, in order and without gaps."""
     batch_invariant: bool
-    """Whether a token's result must be bitwise independent of the others."""
+    """Whether a token's result must be bitwise independent of other tokens."""
     native: NativeLora | None
     """The same weights for the compiled library; None if it is not used."""
 

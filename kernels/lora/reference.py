@@ -16,7 +16,7 @@ def add_lora_(
     without an adapter are not touched.
 
     With `batch_invariant` weights, a token's result is bitwise independent of the other tokens;
-    that of the Triton kernel always is.
+    with the Triton kernel, it always is.
 
     Args:
         out: [T, out], contiguous: output of the layer.

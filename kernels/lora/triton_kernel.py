@@ -5,7 +5,7 @@
 
 Tiles are data on the device: CUDA graphs contain as many as a step of their size may need, and
 programs of unused tiles exit. No tile depends on the number of tokens, so a token's result does not
-depend on the others.
+depend on other tokens.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -23,7 +23,8 @@ from kernels.tiles import cdiv
 _DEPTH = 128
 """Input features per `tl.dot`."""
 _SPLIT_DEPTH = 1024
-"""Input features per program: a decode step has few tiles, and reading A dominates its time."""
+"""Input features per program: few, since a decode step has few tiles, and needs many programs to
+read A, which dominates its time."""
 _MOST_RANK = 64
 """Maximum rank per `tl.dot`; larger ranks are divided into blocks."""
 _COLUMNS = 64

@@ -38,7 +38,7 @@ class Expansion(NamedTuple):
     rotary_dim: int
     """Dimensions of queries and keys with rotary embedding; all heads share those of the keys."""
     plain_dim: int
-    """The other dimensions of queries and keys."""
+    """Dimensions of queries and keys without rotary embedding."""
     value_dim: int
     """Dimensions of values."""
     itemsize: int
@@ -81,12 +81,13 @@ class KeyPiece(NamedTuple):
 
     first_row: int
     last_row: int
-    """Rows [first_row, last_row)."""
+    """Exclusive end of the piece's rows [first_row, last_row)."""
     start: int
     stop: int
-    """Positions [start, stop); 0 and an upper bound for whole rows."""
+    """Exclusive end of the keys' positions [start, stop) in a row; for whole rows, `start` is 0 and
+    `stop` an upper bound."""
     cells: torch.Tensor
-    """[K] int64: cells page * page_size + offset of the keys, row after row."""
+    """[K] int64: cell (page * page_size + offset) of each key, row after row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

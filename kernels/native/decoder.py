@@ -286,7 +286,9 @@ class NativeDecoder:
         )
 
     def _padded_down(self, down: LinearTensors) -> LinearTensors:
-        """Pads the columns of the down projection with zeros, for the padding of gate and up."""
+        """Pads the columns of the down projection with zeros, as gate and up projections are
+        padded.
+        """
         missing = self._inner_size - down.weight.shape[1]
         if not missing:
             return down

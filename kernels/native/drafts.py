@@ -43,7 +43,7 @@ class DraftTables:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeDrafts:
-    """Guesses of each row; the leading ones are drafts."""
+    """Tokens that the draft model guesses after each row; the leading ones are used as drafts."""
 
     tokens: list[list[int]]
     """Guesses of each row."""

@@ -59,7 +59,8 @@ class NativeHead:
         The model's caches must be bound first.
 
         Args:
-            cache: for num_pages * page_size tokens, in a layout that is specific to the library.
+            cache: keys and values for num_pages * page_size tokens, in a layout that is specific to
+                the library.
             outputs: fp32 [slots, hidden]: outputs at the position before the newest token.
         """
         self.close()

@@ -77,7 +77,7 @@ class ModelWeights(ctypes.Structure):
 
 
 class StepRows(ctypes.Structure):
-    """Rows of one step, and the tables that it reads."""
+    """Rows of one step, and the tables that the step reads."""
 
     _fields_ = (
         ("num_rows", _I64),

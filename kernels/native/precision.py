@@ -1,6 +1,6 @@
 """Speedup of bfloat16 over float32 weights in matmuls on this CPU.
 
-Measured once per CPU model and cached next to the compiled library.
+It is measured once per CPU model and cached next to the compiled library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Multiplier = Literal["native", "torch"]
 _INSTRUCTIONS = frozenset(("amx_bf16", "avx512_bf16", "bf16"))
 """Instruction sets with bfloat16 dot products, as named in /proc/cpuinfo: AMX, AVX-512, ARM."""
 _LIMITS_WITHOUT = frozenset(("AVX512_CORE", "AVX512_CORE_VNNI", "AVX2", "AVX2_VNNI", "SSE41"))
-"""Limits of instruction sets (`MAX_CPU_ISA`) that exclude bfloat16 dot products."""
+"""Values of `MAX_CPU_ISA` that exclude bfloat16 dot products."""
 _SHAPE = (1024, 2048)
 """Shape of the weight, [N, K]: 8 MiB in float32, more than fits in a core's caches."""
 _ROWS = (1, 32)
@@ -35,7 +35,7 @@ _ROUNDS = 5
 
 
 def has_bf16_products() -> bool:
-    """Whether the CPU has bfloat16 instructions; others convert to float32 first."""
+    """Whether the CPU has bfloat16 instructions; other CPUs convert to float32 first."""
     limits = {os.environ.get(MAX_CPU_ISA, ""), os.environ.get("ONEDNN_MAX_CPU_ISA", "")}
     if limits & _LIMITS_WITHOUT:
         return False
@@ -75,7 +75,8 @@ def _keep(path: Path, speedup: float) -> None:
 
 
 def _measure(multiplier: Multiplier) -> float:
-    """Measures CPU time of this thread, which is hardly affected by other processes."""
+    """Minimum speedup over all numbers of rows, from the CPU time of this thread, which other
+    processes hardly affect."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
 _MARK = b"rayfleet weights"
 _DISK_SHARES = 4
-"""Packed weights may use at most one part in this many of the disk: a quarter."""
+"""Divisor of the disk's size that gives the maximum size of all packed weights: a quarter of the
+disk."""
 _PROT_READ = 1
 """Argument of mprotect that makes pages read-only."""
 
@@ -49,7 +50,7 @@ class MappedMemory(WeightMemory):
 
     Args:
         file: file of the right size, which stays locked for as long as this object exists.
-        num_bytes: number of bytes of weights in it.
+        num_bytes: number of bytes of weights in the file.
         is_filled: whether the file has the weights; the mapping is then read-only.
     """
 
@@ -90,9 +91,9 @@ class MappedMemory(WeightMemory):
 
 @contextmanager
 def cached_memory(content: str, num_bytes: int) -> Iterator[WeightMemory]:
-    """Memory of a file with packed weights. If there is no file yet, the caller fills the memory
-    within the context, after which it becomes a file for others. Only one process does so at a
-    time; others wait.
+    """Context manager that yields the memory of a file with packed weights. If there is no file
+    yet, the caller fills the memory in the `with` block; on exit, it becomes a file for other
+    processes. Only one process at a time does so; others wait.
 
     If the file cannot be created, for example because the disk is full, logs a warning and uses
     private memory.
@@ -151,7 +152,7 @@ def _map(path: Path, num_bytes: int) -> MappedMemory | None:
 
 @contextmanager
 def _new_file(path: Path, num_bytes: int) -> Iterator[MappedMemory]:
-    """Memory of a new file, which gets its final name when the context ends."""
+    """Context manager that yields the memory of a new file, which gets its final name on exit."""
     _make_room(path.parent, _file_bytes(num_bytes))
     unfinished = path.with_suffix(".part")
     with ExitStack() as stack:

@@ -16,13 +16,13 @@ def apply_penalties_(
     counts: torch.Tensor,
     token_pool: torch.Tensor,
 ) -> None:
-    """Penalizes, in place, the tokens of the requests in fp32 logits [R, vocab]; other logits are
-    not written. The repetition penalty comes first, as in vLLM.
+    """Applies penalties, in place, to the logits of tokens in the requests' prompts and outputs;
+    other logits are not written. The repetition penalty comes first, as in vLLM.
 
     Args:
         logits: fp32 [R, vocab].
         rows: penalized rows and their penalties.
-        in_prompt: bool [slots, vocab]: whether the prompt has a token.
+        in_prompt: bool [slots, vocab]: whether each token is in the prompt.
         counts: int32 [slots, vocab]: occurrences of each token in the output, without drafts.
         token_pool: int32 [slots, positions]: prompt, output and drafts; a row's drafts count as
             output.

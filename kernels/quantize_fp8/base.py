@@ -35,8 +35,8 @@ class Fp8Rows(NamedTuple):
     """e4m3 [T, K], contiguous; the middle two of each four features are swapped, as in
     words of weights (`kernels.linear.packed_codes`)."""
     scales: torch.Tensor
-    """fp32 [T, K / 128], adjacent along T: scales of blocks of 128 features; or [T, 1], with both
-    strides 1, as `scaled_mm` requires."""
+    """fp32 [T, K / 128], with stride 1 along T: scales of blocks of 128 features; or [T, 1], with
+    both strides 1, as `scaled_mm` requires."""
     num_rows: int
     """Number of rows without padding."""
 

@@ -72,7 +72,7 @@ def store_fp8(
 
     Args:
         x: fp32 [WIDTH]: values of the part, zeros past the last feature and past the last row.
-        code_ptr: `Fp8Rows.codes`; scales likewise.
+        code_ptr: pointer to `Fp8Rows.codes`; scale_ptr points to `Fp8Rows.scales`.
         row: index of the row.
         part: index of the part.
         count: number of rows with padding.

@@ -30,8 +30,8 @@ def rms_norm_pair(
     weights: tuple[torch.Tensor, torch.Tensor],
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rms_norm` of [T, N] and of [T, M] with two weights, in one launch on CUDA: used for QK norm
-    over all heads together. Rows may be strided."""
+    """`rms_norm` of [T, N] and of [T, M] with two weights, in one launch on CUDA, for QK norm over
+    all heads together. Rows may be strided."""
     return rms_norm(first, weights[0], eps), rms_norm(second, weights[1], eps)
 
 

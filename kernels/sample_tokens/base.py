@@ -34,7 +34,7 @@ class SamplingParameters:
     top_k: torch.Tensor | None = None
     """int64: number of most likely tokens to keep; 0 keeps all."""
     top_p: torch.Tensor | None = None
-    """fp32: probability of the nucleus; 1 keeps all."""
+    """fp32: top-p, the cumulative probability of the most likely tokens to keep; 1 keeps all."""
     log_min_p: torch.Tensor | None = None
     """fp32: logarithm of min-p: logits that are below the largest one by more than this are
     dropped; -inf keeps all."""

@@ -1,10 +1,10 @@
 """Triton thresholds of rows whose filters keep few tokens, the usual case: one read of the logits.
 
 The first kernel stores the largest logit of each segment of 128 tokens. At least k logits are not
-below the k-th largest of these, so the k largest logits are in the segments that reach it. The
-second kernel, one program per row, gathers these segments' tokens and searches among them. Rows
-that it leaves open (flat distributions, thousands of tokens that are kept or tied) are searched
-with histograms (`triton_threshold`).
+below the k-th largest of these maxima, so the k largest logits are all in segments whose maximum is
+not below it, either. The second kernel, one program per row, gathers the tokens of these segments
+and searches among them. Rows that it leaves open (flat distributions, thousands of tokens that are
+kept or tied) are searched with histograms (`triton_threshold`).
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -29,15 +29,15 @@ SEGMENT = 128
 NUM_BUCKETS = 2048
 NUM_CANDIDATES = 4096
 _NUCLEUS_SEGMENTS = 256
-"""Segments in which a nucleus is searched without top-k; a language model's nucleus of 0.95 has
-tens of tokens."""
+"""Number of segments that are searched for the nucleus in rows without top-k; a language model's
+nucleus of 0.95 has tens of tokens."""
 _MOST_SEGMENTS = 512
 """Maximum number of segments that are gathered."""
 _TILE = 16
 """Number of segments that are gathered at a time."""
 _TOLERANCE = 2.0**-12
-"""Relative error allowed for a sum of fp32 weights: eight times that of logits up to
-`_LARGEST_EXACT`, and far above any error that the order of additions causes."""
+"""Relative error allowed for a sum of fp32 weights: eight times the error of weights of logits up
+to `_LARGEST_EXACT`, and far above any error that the order of additions causes."""
 _LARGEST_EXACT = 512.0
 """Maximum magnitude of logits divided by temperature for which sums of fp32 weights are used."""
 
@@ -135,8 +135,8 @@ def _maxima_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, maxima_ptr, sums_ptr, vocab_size,
     row_stride, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Stores the largest logit of each segment and, for rows with top-p alone, the sum of the
-    weights of its tokens relative to that of the largest."""
+    """Stores the largest logit of each segment. For rows with top-p but without top-k, also stores
+    the sum of the weights of each segment's tokens, relative to the weight of its largest logit."""
     wait_for_previous_kernel()
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = chunk * CHUNK + tl.arange(0, CHUNK)

@@ -213,7 +213,7 @@ def _least(
     WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Largest logit in the buckets for which it and all larger ones reach `wanted`, by weight if
-    WEIGHTED, else by count."""
+    WEIGHTED, otherwise by count."""
     low, high = _key_range(source, length, best, floor, temperature, first, last, BLOCK)
     while low < high:
         middle = low + (high - low + 1) // 2

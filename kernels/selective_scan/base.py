@@ -8,8 +8,8 @@ import torch
 
 
 class ScanLayer(NamedTuple):
-    """Weights and sizes of H heads with P values, in G groups whose heads share B and C with N
-    values."""
+    """Weights and sizes of a layer with H heads of P values, in G groups. The heads of a group
+    share B and C, which have N values each."""
 
     log_rate: torch.Tensor
     """[H] fp32 (A_log): logarithms of the rates of decay."""

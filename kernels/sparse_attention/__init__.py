@@ -67,7 +67,7 @@ def select_tokens(
         batch_invariant: whether a query's scores must be bitwise independent of other queries.
 
     Returns:
-        int32 [N, top_k]: cells page * page_size + offset in the order of their positions, padded
+        int32 [N, top_k]: cells (page * page_size + offset) in the order of their positions, padded
         with -1 if fewer tokens are visible.
     """
     rotate_heads(q, queries.positions, cos_sin_cache)
@@ -138,7 +138,7 @@ def _scores(
     score: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Scores [n, length], in fp32, of a piece's queries [n, H, D] with weights [n, H]; `score`
-    computes those of one row."""
+    computes the scores of one row."""
     scores = weights.new_empty(len(q), piece.length)
     count = len(q) // len(piece.pages)
     step = max(1, _MAX_PRODUCTS // (q.shape[1] * piece.length))

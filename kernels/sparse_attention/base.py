@@ -14,7 +14,7 @@ class SparsePiece(NamedTuple):
 
     start: int
     stop: int
-    """Queries [start, stop)."""
+    """Exclusive end of the piece's queries [start, stop)."""
     pages: torch.Tensor
     """[R, P] int64: page ids of the rows."""
     length: int

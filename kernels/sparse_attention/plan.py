@@ -31,7 +31,7 @@ class SplitRows:
 
     queries: SparseQueries
     tokens: torch.Tensor | None
-    """[N] int64: indices of `queries` among the step's tokens; None if they are all of them."""
+    """[N] int64: indices of `queries` among the step's tokens; None if `queries` has all tokens."""
     others: torch.Tensor | None
     """[M] int64: indices of the other queries; None if there are none."""
     decode: AttentionMetadata | None
@@ -55,12 +55,13 @@ class _Row(NamedTuple):
 
     @property
     def others(self) -> range:
-        """Indices of these queries among the step's tokens."""
+        """Indices, among the step's tokens, of the leading queries that attend to all tokens before
+        them."""
         return range(self.first, self.first + self.num_others)
 
     @property
     def selecting(self) -> range:
-        """Indices of the remaining queries."""
+        """Indices, among the step's tokens, of the queries that select tokens."""
         return range(self.first + self.num_others, self.first + self.length)
 
 

@@ -11,8 +11,8 @@ import torch
 class TokenEdits:
     """Biases and bad words of each slot, as ragged lists in rows of fixed size.
 
-    A slot has up to B biases, and up to N words with W tokens in total. Its numbers of biases and
-    words are in `EditRows`; cells after them are undefined.
+    A slot has up to B biases, and up to N words with W tokens in total. The actual numbers of
+    biases and words are in `EditRows`; cells after them are undefined.
     """
 
     bias_tokens: torch.Tensor

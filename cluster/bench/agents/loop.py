@@ -43,8 +43,8 @@ class AgentLoops:
     Args:
         session: HTTP session with the headers of all requests.
         url: URL of the chat completions endpoint.
-        fields: fields of all request bodies.
-        sessions: sessions to run.
+        fields: fields to include in every request body.
+        sessions: source of sessions; each one that ends is followed by the next.
         space: tokenizer for the texts.
         max_model_len: maximum number of tokens of a context; a session that reaches it ends. None
             for no limit.
@@ -128,7 +128,7 @@ class AgentLoops:
             await asyncio.sleep(turn.gap_s)
 
     async def _append(self, messages: list[dict[str, Any]], turn: AgentTurn) -> None:
-        """Appends what a turn adds: the result of a tool, with its call, or a user's message."""
+        """Appends the new messages of a turn: a tool call and its result, or a user's message."""
         text = await self._text(turn.num_appended)
         if not turn.num_call:
             messages.append({"role": "user", "content": text})
@@ -159,7 +159,8 @@ class AgentLoops:
             del self._waiting[number]
 
     async def _system(self, session: AgentSession) -> str:
-        """The system prompt of the session's product; sessions that start together share it too."""
+        """The system prompt of the session's product, created only once even for concurrent
+        sessions."""
         if session.product not in self._systems:
             text = asyncio.ensure_future(self._text(session.num_system))
             self._systems[session.product] = text

@@ -40,13 +40,14 @@ class AgentOptions:
     headers: tuple[str, ...] = field(default=(), metadata=HEADERS_FLAG)
     """Additional header for each request; may be repeated."""
     sessions: tuple[int, ...] = (1, 2, 4, 8)
-    """Number of concurrent sessions; may be repeated to measure several numbers in this order."""
+    """Number of concurrent sessions; may be repeated to measure several numbers, in the given
+    order."""
     duration_s: float = 120.0
     """Duration of each measurement in seconds, after the warm-up."""
     warmup_s: float = 30.0
     """Duration of the warm-up before each measurement in seconds."""
     scale: float = 1.0
-    """Factor for all lengths in tokens. Contexts reach 20,000 to 150,000 tokens with 1; use a
+    """Factor for all lengths in tokens. With 1, contexts reach 20,000 to 150,000 tokens; use a
     smaller factor for models with a shorter context, such as 0.02 for the demo."""
     trace: str | None = None
     """CSV file with recorded sessions, as in TraceLab; random sessions if unset."""

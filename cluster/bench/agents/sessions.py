@@ -25,7 +25,7 @@ class AgentTurn:
     num_output: int
     """Tokens of the answer, which stay in the context."""
     gap_s: float
-    """Seconds from the end of the answer to the next turn: tools run, or a person reads."""
+    """Seconds from the end of the answer to the next turn, in which tools run or a person reads."""
     num_call: int = 0
     """Tokens of the tool call in the previous answer, whose result is appended; 0 for a message
     from the user."""
@@ -41,7 +41,8 @@ class AgentSession:
     """Tokens of the system prompt."""
     turns: tuple[AgentTurn, ...]
     num_past: int = 0
-    """Number of leading turns in the first request, with random answers of the same lengths."""
+    """Number of leading turns that the first request already contains, with random answers of the
+    same lengths."""
 
 
 def random_sessions(scale: float, seed: int) -> Iterator[AgentSession]:

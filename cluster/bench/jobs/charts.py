@@ -16,7 +16,7 @@ _LIMIT: dict[str, Any] = {"color": "#b00020", "linestyle": "--"}
 _MAX_MARKERS = 24
 """Maximum number of points of a line with markers."""
 _FAR = 2.0
-"""Maximum ratio of a limit to the greatest value at which the axis is extended to the limit."""
+"""Maximum limit to which the axis is extended, as a multiple of the greatest value."""
 _NO_PLOTS = "<p>Charts need matplotlib: pip install 'rayfleet[plots]'</p>"
 
 Series = Mapping[str, Sequence[tuple[float, float]]]

@@ -39,9 +39,9 @@ from cluster.bench.stats import percentile, share
 _FOLLOWS = 0.9
 """Minimum ratio of completed to offered rate for a sweep to continue."""
 _KEEPS_UP = 0.5
-"""Minimum ratio of completed to offered rate of a stage within the SLO."""
+"""Minimum ratio of completed to offered rate for a stage to count as within the SLO."""
 _NARROW = 1.1
-"""Ratio of the rates around the goodput at or below which the search ends."""
+"""Ratio of the upper to the lower bound on the goodput at which the search for it ends."""
 _DRIFT = 1.5
 """Maximum ratio of the p99 TTFT in a soak's last third to that in its first."""
 _POLL_S = 1.0
@@ -263,7 +263,7 @@ def _summary(options: JobOptions, stages: list[Result]) -> Result:
 
 
 def _drift(ttfts: list[float]) -> float:
-    """Ratio of the p99 of the last third of the requests to that of the first."""
+    """Ratio of the p99 TTFT of the last third of the requests to that of the first third."""
     third = max(len(ttfts) // 3, 1)
     first = percentile(ttfts[:third], 99.0)
     return share(percentile(ttfts[-third:], 99.0), first)

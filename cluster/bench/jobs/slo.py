@@ -31,7 +31,8 @@ MLPERF: dict[str, Slo] = {
 
 
 def find_slo(text: str) -> Slo:
-    """Limits by MLPerf's model name, or from TTFT_MS:TPOT_MS. Raises ValueError for others."""
+    """Limits for one of MLPerf's model names, or from text of the form TTFT_MS:TPOT_MS. Raises
+    ValueError for any other text."""
     if text in MLPERF:
         return MLPERF[text]
     ttft, _, tpot = text.partition(":")

@@ -77,7 +77,8 @@ class _Generator:
         return True
 
     def run(self, load: Load, start_at: float) -> tuple[list[Record], float]:
-        """Runs a part of a load at the Unix time `start_at`, to which records are relative."""
+        """Runs a part of a load, starting at the Unix time `start_at`; start times in its records
+        are relative to that time."""
         start = time.perf_counter() + start_at - time.time()
         records, cpu_s = run_part(load, start)
         for record in records:

@@ -1,4 +1,4 @@
-"""Timeline of a stage: throughput, running requests and hit rate over time."""
+"""Timeline of a stage: throughput, running requests and prefix cache hit rate over time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _MIDDLE = (0.1, 0.9)
 
 
 def timeline(records: Sequence[Record], began: float) -> Result:
-    """Output tokens per second, running requests and hit rate per bin of time since `began`.
+    """Output tokens per second, running requests and prefix cache hit rate, per bin of time since
+    `began`.
 
     Running requests are counted at the end of the bin. The hit rate covers completed requests sent
     within the bin; None if there are none. Tokens are distributed evenly over the events of a

@@ -30,7 +30,7 @@ _LOADS: dict[ScenarioName, float] = {
     "mixed_priority": 1.3,
     "long_short": 0.6,
 }
-"""Maximum rate of each scenario, as a multiple of the sustainable rate."""
+"""Peak rate of each scenario, as a multiple of the sustainable rate."""
 _PREFIX_SEED = 77
 
 
@@ -84,7 +84,7 @@ class Planned:
 
 
 def phases(scenario: ScenarioName, rps: float, duration: float) -> list[tuple[float, float]]:
-    """Seconds and requests per second of each phase of a scenario with the maximum rate `rps`."""
+    """Seconds and requests per second of each phase of a scenario whose peak rate is `rps`."""
     if scenario != "burst":
         return [(duration, rps)]
     calm = rps / BURST_RISE
@@ -92,7 +92,7 @@ def phases(scenario: ScenarioName, rps: float, duration: float) -> list[tuple[fl
 
 
 def offered(scenario: ScenarioName, sustainable: float) -> float:
-    """Maximum rate of a scenario for a fleet that sustains `sustainable` requests per second."""
+    """Peak rate of a scenario for a fleet that sustains `sustainable` requests per second."""
     return _LOADS[scenario] * sustainable
 
 

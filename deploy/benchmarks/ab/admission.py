@@ -36,7 +36,7 @@ Figure = Callable[[Turn], float]
 
 
 def run(options: AdmissionOptions) -> Result:
-    """Measures both settings. The result has ratios of pack to fifo, and figures per policy."""
+    """Measures both settings. The result has ratios of pack to fifo, and metrics per policy."""
     a, b = (_take_turns(options, *setting) for setting in _settings(options))
     ratios = {
         "a_ttft_p99_ratio": _ratio(a, lambda turn: _ttft(turn, 99)),
@@ -149,7 +149,7 @@ def _ratio(turns: Turns[Turn], figure: Figure) -> Result:
 
 
 def _summary(turns: Turns[Turn], policy: str) -> Result:
-    """Median figures of a policy over its turns."""
+    """Median metrics of a policy over its turns."""
     figures: dict[str, tuple[float, Figure]] = {
         "tokens_per_second": (1.0, _throughput),
         "ttft_p50_ms": (1e3, lambda turn: _ttft(turn, 50)),

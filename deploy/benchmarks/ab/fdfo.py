@@ -245,7 +245,7 @@ def _accuracy(decode: Callable[[list[int]], str], turn: Turn, answers: Sequence[
 
 
 def summarise(running: int, turns: Turns[Turn]) -> Result:
-    """Figures of all variants at `running` requests: medians over pairs, with confidence
+    """Metrics of all variants at `running` requests: medians over pairs, with confidence
     intervals."""
     rounds = [number for answer in turns["synchronous"][0].answers for number in answer.rounds]
     result: Result = {

@@ -116,7 +116,7 @@ class SpeculativeOptions(Comparison):
     kinds: tuple[str, ...] = field(default=SPECULATIVE_KINDS, metadata=_COMMAS)
     """Kinds of prompts to measure."""
     per_stream: int = 4
-    """Minimum number of requests per turn and running request."""
+    """Minimum number of requests per turn, as a multiple of the number of concurrent requests."""
     turn_s: float = field(default=0.8, metadata={"flag": "--turn-seconds"})
     """Approximate duration of a turn without drafts, in seconds; doubled with one running
     request."""

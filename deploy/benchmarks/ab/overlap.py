@@ -63,7 +63,7 @@ def run(options: OverlapOptions) -> Result:
 
 
 def summarise(running: int, turns: Turns[DecodeTurn]) -> Result:
-    """Figures of turns at depths "0" and "1": medians over the pairs, with confidence intervals."""
+    """Metrics of turns at depths "0" and "1": medians over the pairs, with confidence intervals."""
     pairs = turns.pairs("0", "1")
     spreads = {
         "hidden": spread([1 - (b.wall_us - a.rank_us) / (a.wall_us - a.rank_us) for a, b in pairs]),

@@ -27,10 +27,10 @@ from worker.protocol.options import options_of
 
 
 class Goal(NamedTuple):
-    """Upper or lower limit of a figure."""
+    """Upper or lower limit of a metric."""
 
     figure: str
-    """Name of the figure, or a shell-style pattern; the first goal that matches applies."""
+    """Name of the metric, or a shell-style pattern; the first goal that matches applies."""
     bound: Literal["<=", ">="]
     limit: float
 
@@ -44,14 +44,14 @@ class Preset:
     variants: Mapping[str, Mapping[str, Any]]
     """Engine options in which the variants differ, keyed by the variant's name."""
     goals: tuple[Goal, ...]
-    """Goals for figures. Figures without a goal are not checked."""
+    """Goals for metrics. Metrics without a goal are not checked."""
     options: type[Comparison]
     """Options of the command, in addition to those of the engine."""
     also_set: frozenset[str] = frozenset()
     """Other engine options that the comparison sets, and for which it has no flags."""
     has_flags: frozenset[str] = frozenset()
-    """Engine options that have flags even though a variant sets them; the flags apply to the
-    others."""
+    """Engine options that have flags even though a variant sets them; the flags apply to the other
+    variants."""
     model: str = ""
     """Help of --model if the flag is required because the demo model cannot be used."""
 
@@ -72,7 +72,7 @@ class Preset:
         return engine.with_options(**load, **self.variants[variant])
 
     def checks(self, figures: Result) -> list[Check]:
-        """Checks of the figures that have a goal."""
+        """Checks of the metrics that have a goal."""
         found = []
         for name, value in figures.items():
             goal = next((goal for goal in self.goals if fnmatchcase(name, goal.figure)), None)
@@ -83,8 +83,8 @@ class Preset:
 
 
 def _blocks(*features: str, fdfo: bool = True, caches: bool = False) -> Mapping[str, Any]:
-    """Options of a block-diffusion variant with these optimizations, at overlap depth 0 as in the
-    papers that describe them."""
+    """Options of a block-diffusion variant with the given optimizations, at overlap depth 0 as in
+    the papers that describe them."""
     return {
         "dllm_fdfo": fdfo,
         "dllm_disable": tuple(name for name in get_args(DllmFeature) if name not in features),

@@ -43,7 +43,7 @@ _DRAFTED, _ACCEPTED = "speculation.num_draft_tokens", "speculation.num_accepted_
 
 
 def run(options: SpeculativeOptions) -> Result:
-    """Measures all cells; returns the figures of each, and checks."""
+    """Measures all cells; returns the metrics of each, and checks."""
     result: Result = {"model": options.engine.model, "pairs": options.pairs}
     checks: list[Check] = []
     highs: list[float] = []
@@ -108,7 +108,7 @@ def _take_turns(
 
 
 def summarise(turns: Turns[Turn]) -> Result:
-    """Figures of one cell: medians over the pairs."""
+    """Metrics of one cell: medians over the pairs."""
     ratio = turns.ratio("on", "off", lambda turn: turn.tokens_per_second)
     expected = [
         _token_s(off) / (_token_s(off) - _busy_token_s(off) + _busy_token_s(on))
@@ -141,7 +141,7 @@ def _busy_token_s(turn: Turn) -> float:
 
 
 def _rated(cell: str, figures: Result) -> Result:
-    """Figures of a cell that can have a goal."""
+    """Metrics of a cell that can have a goal."""
     rated = {
         f"interval_{cell}": figures["spread"]["interval_high"],
         f"ratio_{cell}": figures["ratio"],

@@ -207,7 +207,7 @@ class _Maker:
         return Case(op=name, shape=f"{rows} tokens", run=run, num_bytes=size * item)
 
     def _queries_and_keys(self, q: torch.Tensor, k: torch.Tensor) -> Callable[[], object]:
-        """Function that calls qk_norm_rope_store on these queries and keys."""
+        """Function that calls qk_norm_rope_store on the given queries and keys."""
         rows, width = self._rows, self._shape.head_dim
         caches = self._zeros(2, rows, PAGE_SIZE, *k.shape[1:])
         places = torch.arange(rows, device=self._device)

@@ -138,7 +138,7 @@ def _cell(
 
 
 def summarise(turns: list[DecodeTurn], running: int, roofline_us: float) -> Result:
-    """Figures at one number of requests: medians over the turns.
+    """Metrics at one number of requests: medians over the turns.
 
     Args:
         turns: measured turns.

@@ -119,7 +119,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, seconds: float) -> P
 
 
 def _figures(case: Case, us: float, peaks: Peaks) -> Result:
-    """Figures of one op. The op is bound by memory or compute, whichever takes longer at its peak
+    """Metrics of one op. The op is bound by memory or compute, whichever takes longer at its peak
     rate."""
     memory_us = case.num_bytes / peaks.bandwidth * 1e6
     compute_us = case.num_flops / (peaks.matmul_tflop_s * 1e12) * 1e6

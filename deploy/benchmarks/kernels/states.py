@@ -156,7 +156,7 @@ STATE_STEPS = {
     "selective_scan": selective_scan_step,
     "short_convolution": short_convolution_step,
 }
-"""Steps of Kimi Delta Attention and Mamba-2, keyed by op."""
+"""Functions that create steps of Kimi Delta Attention and Mamba-2, keyed by op."""
 
 
 def _rows(num_rows: int, length: int, device: torch.device) -> StateRows:

@@ -30,7 +30,7 @@ class CacheAwareRouter(SimulatedRouter):
     `balance_abs_threshold` and by more than a factor of `balance_rel_threshold`.
 
     Args:
-        settings: values of these thresholds that replace the defaults.
+        settings: thresholds that replace the defaults, keyed by name.
     """
 
     def __init__(self, settings: Mapping[str, float]) -> None:

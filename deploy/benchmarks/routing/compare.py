@@ -37,7 +37,7 @@ _PANELS = {
     "p99_ttft_s": ("p99 TTFT over the best", True),
 }
 _PACKAGES = ("ray", "ai-dynamo-runtime", "numpy")
-"""Packages whose versions are reported because the figures depend on them."""
+"""Packages whose versions are reported because the metrics depend on them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +45,10 @@ class SimOptions:
     """Options of the simulation."""
 
     policies: tuple[str, ...] = field(default=(), metadata={"flag": "--policy"})
-    """Routing policy, ray-prefix (Ray Serve LLM's prefix router), dynamo (NVIDIA Dynamo's router)
-    or sglang-cache-aware (the algorithm of sglang-router's cache_aware). Can be repeated. Default:
-    all but sglang-cache-aware; with --agents, only the default policy."""
+    """Router to simulate: a routing policy of rayfleet, ray-prefix (Ray Serve LLM's prefix router),
+    dynamo (NVIDIA Dynamo's router) or sglang-cache-aware (the algorithm of sglang-router's
+    cache_aware). Can be repeated. Default: all but sglang-cache-aware; with --agents, only the
+    default policy."""
     workloads: tuple[str, ...] = field(default=(), metadata={"flag": "--workload"})
     """Workload to simulate. Can be repeated. Default: all."""
     seeds: int = 5
@@ -149,7 +150,7 @@ class _Runs:
 
     @property
     def bound(self) -> float:
-        """Mean pooled hit rate, which only simulations of OWN compute."""
+        """Mean pooled hit rate, computed only in simulations of `OWN`."""
         return mean([one.pooled_hit_rate for one in self.figures])
 
 
@@ -204,7 +205,7 @@ def _figures(entry: Entry, settings: Settings, seed: int, make: Maker) -> Figure
 
 
 def simulate(workload: Workload, entry: Entry, settings: Settings, seed: int) -> list[Outcome]:
-    """Outcomes of a workload under a router with these settings."""
+    """Outcomes of a workload under a router with the given settings."""
     return Simulation(workload, partial(entry.create, settings, seed)).run()
 
 

@@ -32,7 +32,7 @@ _MODEL = {"model_name": "simulated"}
 _MARK_TOKEN = 2**31 - 1
 """Token id of the first marker block; later ones count down. Prompts have no such tokens."""
 _LONG_S = 30.0
-"""Seconds to wait for an event to reach Dynamo's index."""
+"""Timeout in seconds for an event to reach Dynamo's index."""
 
 
 class DynamoRouter(SimulatedRouter):

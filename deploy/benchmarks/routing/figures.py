@@ -1,4 +1,4 @@
-"""Figures of simulations: latencies, hit rates, and ratios between routers over several seeds."""
+"""Metrics of simulations: latencies, hit rates, and ratios between routers over several seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.protocol.blocks import root_hash
 
 
 class Figures(NamedTuple):
-    """Figures of one simulation's measured requests. Times are in seconds."""
+    """Metrics of one simulation's measured requests. Times are in seconds."""
 
     mean_ttft: float
     p50_ttft: float
@@ -27,7 +27,7 @@ class Figures(NamedTuple):
 
 
 def figures(outcomes: Sequence[Outcome]) -> Figures:
-    """Figures of one simulation, without the pooled hit rate."""
+    """Metrics of one simulation, without the pooled hit rate."""
     measured = [outcome for outcome in outcomes if outcome.arrival.measured]
     times = [outcome.first_token_s for outcome in measured]
     tokens = sum(outcome.arrival.num_tokens for outcome in measured)

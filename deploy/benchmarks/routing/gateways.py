@@ -248,7 +248,7 @@ def _router(number: int, seed: int) -> Callable[[Clock], SimulatedRouter]:
 
 
 def _agents(options: GatewayOptions, number: int, seed: int) -> Figures:
-    """Figures of unattended agents whose contexts fit the caches, in a closed loop without a
+    """Metrics of unattended agents whose contexts fit the caches, in a closed loop without a
     gate."""
     shape = fleet_shape(_AGENT_WORKERS, 0.0)
     load = AgentLoad("unattended", seed)

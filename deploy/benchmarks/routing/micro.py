@@ -51,7 +51,7 @@ class MicroOptions:
     in_flight: int = 4
     """Number of reserved requests per worker."""
     decisions: int = 300
-    """Number of decisions per figure; the median is reported."""
+    """Number of decisions per metric; the median is reported."""
     page_size: int = 16
     """Tokens per block."""
     growth: bool = True

@@ -62,7 +62,7 @@ class Vocabulary:
         return self.ids[0]
 
     def text(self, words: Words) -> str:
-        """Text of these words."""
+        """Text of the words with the given indices."""
         known = self._words
         return "".join([known[place] for place in words.tolist()])
 
@@ -123,7 +123,8 @@ def run_steady(step_s: float, config: EngineConfig, directory: str) -> None:
 
 
 def steady_shape(step_s: float, config: EngineConfig) -> FleetShape:
-    """Shape of a worker on which each running request gets a token every `step_s` seconds."""
+    """Limits and speeds of a worker on which each running request gets a token every `step_s`
+    seconds."""
     return FleetShape(
         costs=StepCosts(
             constant=step_s, prefill_token=0.0, attended=0.0, decode_row=0.0, context_token=0.0

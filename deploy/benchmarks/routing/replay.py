@@ -116,7 +116,7 @@ def _tokens(line: DecisionLine, number: int) -> bytes:
 
 
 def _recorded(lines: Iterable[LogLine]) -> Figures:
-    """Figures as recorded. Raises ValueError if no request received a token."""
+    """Metrics as recorded. Raises ValueError if no request received a token."""
     decided = [d for d in lines if isinstance(d, DecisionLine) and d.first_token_s >= 0.0]
     if not decided:
         raise ValueError("no request in the decision log received a token: record more traffic")

@@ -22,8 +22,8 @@ _SIMULATED = (routing_package, cache_package, scheduler_package, wire_package)
 
 
 class ResultCache:
-    """Figures of simulations, in a JSON Lines file. The key contains a digest of the code, so
-    figures of other versions of the code are not used.
+    """Metrics of simulations, in a JSON Lines file. The key contains a digest of the code, so
+    metrics of other versions of the code are not used.
 
     Args:
         path: path of the file, which is created if missing; empty disables the file.
@@ -44,8 +44,8 @@ class ResultCache:
             raise ValueError(f"--resume {path} is not a file of simulations: {error}") from error
 
     def take(self, run: Mapping[str, Any], simulate: Callable[[], Figures]) -> Figures:
-        """Figures of the simulation described by `run`, from the file if present, else from
-        `simulate`.
+        """Metrics of the simulation described by `run`: from the file if it has them, otherwise
+        from `simulate`.
 
         Args:
             run: workload, router, settings, seed, scale and digest of the code.

@@ -58,7 +58,7 @@ lifetime is 0 or infinite."""
 
 
 def find_routers(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
-    """Routers with these names, and notes about those that are not installed."""
+    """Routers with the given names, and notes about routers that are not installed."""
     entries, notes = [], []
     for name in names:
         if name == "ray-prefix":

@@ -36,7 +36,7 @@ class Arrival:
     adapter: str = ""
     """Name of the request's LoRA adapter; empty if there is none."""
     measured: bool = True
-    """Whether figures include this request; false for warm-up requests."""
+    """Whether metrics include this request; false for warm-up requests."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Figures of turns, and ratios between turns of the same round."""
+"""Metrics of turns, and ratios between turns of the same round."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ RATIOS = {
     "itl_p50": "itl_p50_ms",
     "itl_p99": "itl_p99_ms",
 }
-"""Figures, keyed by the names of their ratios."""
+"""Metrics, keyed by the names of their ratios."""
 _MORE_IS_BETTER = ("throughput",)
 
 
 def figures(turn: Turn) -> Result:
-    """Figures of one turn. Latencies are in milliseconds; failed requests miss their SLO."""
+    """Metrics of one turn. Latencies are in milliseconds; failed requests miss their SLO."""
     pairs = list(zip(turn.planned, turn.records, strict=True))
     done = [record for _, record in pairs if not record.error]
     gaps = [gap for record in done for gap in record.itl]
@@ -78,10 +78,10 @@ def slo_miss(pairs: Sequence[tuple[Planned, Record]], base_s: float) -> float:
 
 
 def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[str, Any]]:
-    """Ratios of rayfleet's figures to the other fleet's, paired by round. `losing_rounds` lists the
+    """Ratios of rayfleet's metrics to the other fleet's, paired by round. `losing_rounds` lists the
     rounds in which rayfleet is worse.
 
-    A ratio is NaN if the figure is 0 in any round, such as the gap between tokens that arrive
+    A ratio is NaN if the metric is 0 in any round, such as the gap between tokens that arrive
     together.
     """
     found: dict[str, dict[str, Any]] = {}
@@ -104,7 +104,7 @@ def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[
 
 
 def medians(turns: Sequence[Result]) -> Result:
-    """Medians over the turns, for figures that all turns have."""
+    """Medians over the turns, for metrics that all turns have."""
     names = [name for name in turns[0] if all(name in turn for turn in turns)]
     return {name: percentile([float(turn[name]) for turn in turns], 50) for name in names}
 

@@ -80,7 +80,7 @@ class LiveTable:
         self._live.update(self.table(), refresh=True)
 
     def end(self, name: str, result: Result) -> None:
-        """Ends a turn. The fleet's figures are shown until its next turn."""
+        """Ends a turn. The fleet's metrics are shown until its next turn."""
         self._known[name] = dict(result)
         if self._console.is_terminal:
             self._live.update(self.table(), refresh=True)

@@ -32,15 +32,15 @@ from deploy.benchmarks.scenarios.live import LiveTable
 from deploy.benchmarks.scenarios.turn import Target, Turn, run_turn
 
 _MIDDLE = (0.2, 0.8)
-"""Range of completed requests, as fractions, in which the rate is measured; the fleet is full
-then."""
+"""Range of completed requests, as fractions, in which the rate is measured: while the fleet is
+full."""
 _WARM_SEED = 1_000_003
 _IDLE = "idle"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """Numbers of requests outside the compared turns."""
+    """Numbers of requests sent outside the compared turns."""
 
     warm_up: int = 300
     """Warm-up requests per fleet."""
@@ -89,7 +89,7 @@ class ScenarioBench:
         self._errors: Counter[str] = Counter()
 
     def run(self) -> Result:
-        """Measures all scenarios. The result has the figures of each, and the checks of goals."""
+        """Measures all scenarios. The result has the metrics of each, and the checks of goals."""
         options = self._options
         self._warm_up()
         base_s = self._alone(self._traffic(self._effort.alone, _WARM_SEED + 1 + options.seed))

@@ -43,7 +43,7 @@ class Turn:
     moments: Sequence[Moment]
     """Metrics of the fleet during the turn."""
     base_s: float
-    """Unit of SLOs in seconds."""
+    """Unit of SLOs in seconds: the p99 time to first token of an idle fleet."""
 
     @property
     def duration_s(self) -> float:

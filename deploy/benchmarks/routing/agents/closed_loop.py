@@ -37,8 +37,8 @@ _REPLACED_S = 5.0
 
 
 def fleet_shape(num_workers: int, host_share: float) -> FleetShape:
-    """Workers of the simulation. `host_share` is the size of the host tier relative to the device's
-    KV cache."""
+    """Number, limits and speeds of the simulated workers. `host_share` is the size of the host tier
+    relative to the device's KV cache."""
     costs = msgspec.structs.replace(
         DEFAULT_COSTS,
         constant=DEFAULT_COSTS.constant * COARSE,
@@ -71,7 +71,8 @@ class Turn:
     is_first: bool
     visit: Visit | None = None
     first_token_s: float = -1.0
-    """Seconds from arrival to first token, including the wait at the gate; negative before it."""
+    """Seconds from arrival to first token, including the wait at the gate; negative until the first
+    token."""
     cached_tokens: int = 0
     ended_at: float = -1.0
 

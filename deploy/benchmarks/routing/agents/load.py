@@ -19,7 +19,8 @@ _PRODUCTS = (0.6, 0.3, 0.1)
 """Fraction of the sessions for each of three agent products, which have different system prompts
 and tools."""
 _MAX_GAP_S = 300.0
-"""Maximum gap: recorded gaps are capped, so that all sessions are active within minutes."""
+"""Maximum gap in seconds: recorded gaps are capped, so that all sessions are active within minutes.
+"""
 _FAN_OUT = 0.04
 """Fraction of the turns that start two to four sub-agents."""
 _ABANDONED = 0.01

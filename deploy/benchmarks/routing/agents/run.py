@@ -59,7 +59,7 @@ class AgentOptions:
 
 
 class AgentFigures(NamedTuple):
-    """Figures of one simulation. Times are in seconds and include the wait at the gate."""
+    """Metrics of one simulation. Times are in seconds and include the wait at the gate."""
 
     turns_per_minute: float
     hit_rate: float
@@ -69,7 +69,7 @@ class AgentFigures(NamedTuple):
     p50_ttft: float
     p99_ttft: float
     p50_running: float
-    """Median time to first token, without the first turns of sessions."""
+    """Median time to first token, excluding the first turns of sessions."""
     longest_wait: float
     """Longest wait at the gate."""
     oldest: float
@@ -103,7 +103,7 @@ def run_agents(options: AgentOptions) -> Result:
 def simulate_agents(
     options: AgentOptions, pace: Pace, num_sessions: int, seed: int, variant: str = _GATE
 ) -> AgentFigures:
-    """Figures of one simulation; `variant` is "gate", "no gate" or the name of a policy."""
+    """Metrics of one simulation; `variant` is "gate", "no gate" or the name of a policy."""
     (entry,), _ = find_routers((OWN if variant in (_GATE, _NO_GATE) else variant,))
     loop = ClosedLoop(
         AgentLoad(pace, seed),

@@ -58,17 +58,18 @@ _FIELDS: Final = {
 
 
 class AgentFigures(msgspec.Struct, frozen=True):
-    """Figures of one fleet at one number of sessions. Times are in seconds and include the wait at
+    """Metrics of one fleet at one number of sessions. Times are in seconds and include the wait at
     the gate."""
 
     turns_per_minute: float
     hit_rate: float
     """Fraction of the prompt tokens that were cached, as counted by the workers."""
     p50_running: float
-    """Median time to first token, without the first turns of sessions."""
+    """Median time to first token, excluding the first turns of sessions."""
     p99_running: float
     longest_wait: float
-    """Longest time to first token, or the age of the oldest unfinished turn at the end."""
+    """Longest time to first token, or the age of the oldest unfinished turn at the end, whichever
+    is longer."""
     mean_prompt_tokens: float
     num_turns: int
     num_failed: int
@@ -86,12 +87,12 @@ class WordSpace(PromptSpace):
         return np.arange(len(self._words), dtype=np.int64)
 
     def as_text(self, token_ids: list[int]) -> str:
-        """Text of these words."""
+        """Text of the words with the given indices."""
         return self._words.text(np.array(token_ids, dtype=np.int64))
 
 
 def run_agents_real(options: RealAgentOptions) -> Result:
-    """Measures figures by number of sessions and variant, and checks the variants' order.
+    """Measures metrics by number of sessions and variant, and checks the variants' order.
 
     Raises:
         ValueError: a turn failed.
@@ -180,7 +181,7 @@ def _turns_per_minute(one: AgentFigures) -> float:
 
 
 def figures(ended: Sequence[TurnRecord], oldest_s: float, window_s: float) -> AgentFigures:
-    """Figures of the turns that ended in the second half of the window.
+    """Metrics of the turns that ended in the second half of the window.
 
     Args:
         ended: all turns.
@@ -227,7 +228,7 @@ async def drive_agents(options: RealAgentOptions, base_url: str) -> tuple[list[T
 
 
 def turn_of(options: RealAgentOptions, variant: str, number: int) -> AgentFigures:
-    """Figures of one variant and round, measured in a separate process."""
+    """Metrics of one variant and round, measured in a separate process."""
     one = replace(options, variant=variant, first_seed=options.first_seed + number)
     command = [sys.executable, "-m", "deploy.benchmarks", "router", "--agents", "--real", "--json"]
     what = f"the turn of {variant}"

@@ -23,7 +23,7 @@ class Sent(msgspec.Struct, frozen=True):
     num_cached: int
     """Number of prompt tokens that were cached on the worker."""
     measured: bool
-    """Whether figures include this request."""
+    """Whether metrics include this request."""
     error: str = ""
     """Error message if the request failed; empty if it succeeded."""
 

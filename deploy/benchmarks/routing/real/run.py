@@ -38,7 +38,7 @@ _PANELS = {
 
 
 class Figures(NamedTuple):
-    """Figures of one router under one workload. Times are in milliseconds."""
+    """Metrics of one router under one workload. Times are in milliseconds."""
 
     hit_rate: float
     """Fraction of the prompt tokens that were cached, as counted by the workers."""
@@ -124,7 +124,7 @@ def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]
 
 
 def figures(workload: str, sent: Sequence[Sent]) -> Figures:
-    """Figures of a workload's measured requests that succeeded. Raises ValueError if there are
+    """Metrics of a workload's measured requests that succeeded. Raises ValueError if there are
     none."""
     one = [s for s in sent if s.workload == workload and s.measured and not s.error]
     if not one:

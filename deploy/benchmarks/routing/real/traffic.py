@@ -25,7 +25,7 @@ class Planned:
     after: str = ""
     """Name of a request that must finish first; empty if there is none."""
     measured: bool = True
-    """Whether figures include this request; false for warm-up requests."""
+    """Whether metrics include this request; false for warm-up requests."""
 
 
 def workloads(
