@@ -39,7 +39,7 @@ class EndpointOptions:
 
     @property
     def key(self) -> str:
-        """API key to send; empty for none."""
+        """API key to send; empty if there is none."""
         return self.api_key or os.environ.get(API_KEY, "").partition(",")[0].strip()
 
 
@@ -48,7 +48,7 @@ class Endpoint:
 
     Args:
         url: URL of the endpoint, with or without /v1.
-        key: API key to send; empty for none.
+        key: API key to send; empty if there is none.
         timeout_s: timeout in seconds for the next byte of a response.
         variable: environment variable with the key, for messages.
     """

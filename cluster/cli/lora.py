@@ -25,7 +25,7 @@ class LoraOptions(EndpointOptions):
 
     @property
     def key(self) -> str:
-        """Admin key to send; empty for none."""
+        """Admin key to send; empty if there is none."""
         return self.api_key or os.environ.get(ADMIN_API_KEY, "")
 
 

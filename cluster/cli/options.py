@@ -32,7 +32,7 @@ def add_options(
     A flag that is not given sets no attribute of the namespace.
 
     A field's metadata may contain, in addition to that of `Option`:
-        flag: name of the flag if it differs from the field's; None for no flag.
+        flag: name of the flag if it differs from the field's; None if there is none.
         aliases: additional names of the flag.
         within: flag with a JSON object that has this field as a key; for rarely used options.
         separator: separator of the values of a tuple, which are then given in one argument.

@@ -78,7 +78,7 @@ class _Rank:
 
     Args:
         options: options of the benchmark.
-        lora: adapters; None without LoRA.
+        lora: LoRA options; None if LoRA is disabled.
     """
 
     def __init__(self, options: LoraOptions, lora: LoraConfig | None) -> None:

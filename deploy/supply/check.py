@@ -225,7 +225,7 @@ def outcomes(values: Sequence[Path]) -> Iterator[Outcome]:
 
 
 def exit_code(verdicts: Sequence[str]) -> int:
-    """Exit status: 1 if a check failed, else 2 if something was not checked, else 0."""
+    """Exit status: 1 if a check failed, otherwise 2 if something was not checked, otherwise 0."""
     return 1 if "failed" in verdicts else 2 if "not checked" in verdicts else 0
 
 

@@ -16,15 +16,11 @@ RELATIONS = frozenset(
     }
 )
 """First words that relate something to another thing instead of saying what it is."""
-_OUTER = {
-    r"\b(?:None|NaN|0|[Ee]mpty|False|[Ii]nfinite) without\b": "None if there is no ...",
+PHRASES = {
+    r"\b(?:None|NaN|[Ee]mpty|False|[Ii]nfinite) without\b": "None if there is no ...",
     r"\b[Rr]uns .{0,20} to its end\b": "to completion",
     r"\bfrom [A-Z0-9_`]+ on\b": "starting with ..., for ... or more",
     r"\bevents? without effect\b": "no-op event",
-    r"\btakes? the (?:way|path) of\b": "goes through the same ... as",
-    r"\blength 1\b": "unit norm, L2-normalized",
-}
-_INNER = {
     r"(?:normal|quant|special|initial|optim|serial|recogn|minim|maxim)is(?:e|ing|at)": "-ize",
     r"\b(?:neighbour|favour|colour|behaviour)": "US spelling",
     r"\b(?:None|[Ee]mpty|0|-1) without (?:any|one)\b": "if there is none, if X is disabled",
@@ -43,11 +39,7 @@ _INNER = {
     r"\bmathematics\b": "outputs, computation",
     r"\bstart-up\b": "startup",
 }
-PHRASES = {
-    **dict.fromkeys(("cluster", "router"), _OUTER),
-    **dict.fromkeys(("worker", "kernels"), _INNER),
-}
-"""Patterns of phrases that readers stop at, and what to say instead, by package."""
+"""Patterns of phrases that readers stop at, and what to say instead."""
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
@@ -63,11 +55,10 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
 def test_docstrings_have_no_untranslated_phrases() -> None:
     found = [
         f"{source.path}:{line}: {match.group()!r}, say: {instead}"
-        for package, phrases in PHRASES.items()
-        for source in sources(package)
+        for source in sources(*FLOORS, "deploy")
         for line, text in _docstrings(source)
         for words in [" ".join(text.split())]
-        for pattern, instead in phrases.items()
+        for pattern, instead in PHRASES.items()
         for match in re.finditer(pattern, words)
     ]
     assert found == []

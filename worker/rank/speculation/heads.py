@@ -381,9 +381,9 @@ class HeadProposer(Proposer):
         return outputs, logits, tokens
 
     def _advance(self, step: _Step, number: int, outputs: torch.Tensor) -> torch.Tensor:
-        """Outputs [heads, F, hidden] of pass `number`, from 1 on, given those of the previous one.
-        It computes the head that drafts, and those after it, whose caches later passes read. After
-        the last head's first draft, this head continues from its own outputs."""
+        """Outputs [heads, F, hidden] of pass `number` >= 1, given the outputs of the previous pass.
+        Computes the head that drafts and the heads after it, whose caches later passes read. After
+        its first draft, the last head continues from its own outputs."""
         last, found = len(self._heads) - 1, list(outputs)
         if number > last:
             found[last] = self._run(self._heads[last], step, outputs[last])
