@@ -110,4 +110,12 @@ GEMMA3N_SPECIMENS: dict[str, Specimen] = {
         is_variant=True,
         covers=(),
     ),
+    "gemma3n-without-sharing": replace(
+        _GEMMA3N,
+        settings={**_GEMMA3N.settings, "num_kv_shared_layers": 0},
+        rewrite=None,
+        mutations=_WINDOW_PLUS_1,
+        is_variant=True,
+        covers=(),
+    ),
 }

@@ -86,7 +86,7 @@ _LISTS = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_
 
 def _step_3_5(config: dict[str, Any]) -> dict[str, Any]:
     """config.json in Step 3.5's format: per-layer lists, including one multi-token prediction
-    layer."""
+    layer. One list of limits has no entry for it."""
     text = config["text_config"]
     kinds = [*text["layer_types"], "full_attention"]
     tables = text["rope_parameters"]
@@ -110,7 +110,8 @@ def _step_3_5(config: dict[str, Any]) -> dict[str, Any]:
         "moe_layers_enum": ",".join(str(layer) for layer, kind in mlps if kind == "sparse"),
         "moe_num_experts": text["n_routed_experts"],
         "moe_top_k": text["num_experts_per_tok"],
-        **{key: [*text[key], 0.0] for key in ("swiglu_limits", "swiglu_limits_shared")},
+        "swiglu_limits": [*text["swiglu_limits"], 0.0],
+        "swiglu_limits_shared": text["swiglu_limits_shared"],
     }
 
 

@@ -1,30 +1,27 @@
 """With --batch-invariant a request has the same bits alone, in a batch and in chunks, in every
-family: tokens and log-probabilities."""
+family (tokens and log-probabilities), and its tokens are those of transformers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from tests.support.checkpoints.families import cases, write_specimen
-from tests.support.checkpoints.specimen import VOCAB_SIZE
 from tests.support.effort import IS_LONG
 from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.engines.family_checks import Checkpoint, make_prompts
 from worker.protocol.sampling import SamplingParams
 
 LENGTHS = (5, 33, 12, 47, 20) if IS_LONG else (5, 33, 12)
-PARAMS = SamplingParams(
-    temperature=0.0, max_tokens=8 if IS_LONG else 4, ignore_eos=True, logprobs=3
-)
+NUM_NEW = 8 if IS_LONG else 4
+PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True, logprobs=3)
 
 
 def outcomes(folder: Path, *, is_alone: bool, **options: Any) -> list[Outcome]:
-    rng = np.random.default_rng(3)
-    prompts = [rng.integers(0, VOCAB_SIZE, length).tolist() for length in LENGTHS]
+    prompts = make_prompts(LENGTHS)
     common = {"batch_invariant": True, "kv_cache_tokens": 2048, "enable_prefix_caching": False}
     with Engine(str(folder), **common, **options) as engine:
         if is_alone:
@@ -37,8 +34,9 @@ def outcomes(folder: Path, *, is_alone: bool, **options: Any) -> list[Outcome]:
 @pytest.mark.parametrize("name", cases("functions"))
 def test_bits_do_not_depend_on_other_requests(tmp_path: Path, name: str, cpu_threads: int) -> None:
     torch.set_num_threads(1)
-    write_specimen(name, tmp_path)
+    checkpoint = Checkpoint(name, tmp_path, write_specimen(name, tmp_path))
     alone = outcomes(tmp_path, is_alone=True, cpu_threads=cpu_threads)
+    checkpoint.check(make_prompts(LENGTHS), [one.token_ids for one in alone], NUM_NEW)
     assert outcomes(tmp_path, is_alone=False, cpu_threads=cpu_threads) == alone
     chunks = {"max_num_batched_tokens": 20, "max_num_seqs": 16}
     assert outcomes(tmp_path, is_alone=False, cpu_threads=cpu_threads, **chunks) == alone

@@ -38,6 +38,9 @@ from worker.protocol.structured import StructuredOutputsParams
 pytestmark = pytest.mark.randomized  # with more tokens
 FOUND = 1e-2
 """Minimum difference of logits (about 5 in size) that counts as detected."""
+ROUNDING = 5e-4
+"""Maximum difference of logits due to rounding. With Qwen3.5's experts it reaches 2.3e-4;
+transformers' logits in fp32 differ from those in fp64 by 0.8e-4."""
 WITH_EXPERTS = specimens(lambda specimen: specimen.num_experts and specimen.num_experts % 2 == 0)
 """Experts of an even number, which two ranks can share."""
 REPEATS, LETTERS = ("{5,8}", 30) if IS_LONG else ("{3,4}", 20)
@@ -175,7 +178,7 @@ def test_drafts_change_no_token(checkpoint: Checkpoint, guided: list[Outcome]) -
 def test_a_broken_feature_shows(checkpoint: Checkpoint, tmp_path: Path) -> None:
     prompt = make_prompts()[-1]
     expected = checkpoint.expected(prompt)[-1]
-    assert difference(checkpoint.folder, prompt, expected) < 1e-4, "nothing is broken yet"
+    assert difference(checkpoint.folder, prompt, expected) < ROUNDING, "nothing is broken yet"
     mutations = SPECIMENS[checkpoint.name].mutations
     unnoticed = []
     for feature, mutation in mutations.items():

@@ -207,6 +207,33 @@ def test_an_unsupported_value_is_named_with_the_supported_ones(
         load(folder, **GRANITE, **{key: value})
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention_head_dim", 16),
+        ("norm_type", "layer"),
+        ("use_rotary_pos_emb", False),
+        ("use_cla", True),
+        ("add_classification_head", True),
+    ],
+)
+def test_hunyuan_keys_with_other_values_are_rejected(folder: Path, key: str, value: object) -> None:
+    """`attention_head_dim` repeats the size of a head; the other keys are in each config.json, and
+    refer to what no released model uses."""
+    hunyuan = {
+        "architectures": ["HunYuanDenseV1ForCausalLM"],
+        "model_type": "hunyuan_v1_dense",
+        "attention_head_dim": 8,
+        "norm_type": "rms",
+        "use_rotary_pos_emb": True,
+        "use_cla": False,
+        "add_classification_head": False,
+    }
+    assert load(folder, **hunyuan).head_dim == 8
+    with pytest.raises(ValueError, match=f"^{key} "):
+        load(folder, **hunyuan | {key: value})
+
+
 def test_a_required_key(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"vocab_size is missing .* add it; it must be a positive"):
         load(folder, vocab_size="absent")

@@ -120,12 +120,14 @@ IGNORED = {
     "bookkeeping": "_name_or_path _num_mtp_layers transformers_version internal_version "
     "auto_map is_llama_config transformers.js_config _attn_implementation_autoset "
     "_attn_implementation attn_implementation _from_model_config id2label label2id "
-    "tokenizer_class onnx_safe max_tokenizer_truncation architectures",
-    "generation, as transformers 4 wrote it": "decoder_start_token_id diversity_penalty do_sample "
-    "early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty length_penalty "
-    "min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores "
-    "remove_invalid_values repetition_penalty return_dict_in_generate temperature top_k top_p "
-    "typical_p",
+    "tokenizer_class onnx_safe max_tokenizer_truncation architectures finetuning_task model_name "
+    "prefix problem_type task_specific_params unsloth_version",
+    "generation, as transformers 4 wrote it": "bad_words_ids begin_suppress_tokens "
+    "decoder_start_token_id diversity_penalty do_sample early_stopping "
+    "encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id "
+    "forced_eos_token_id length_penalty min_length no_repeat_ngram_size num_beam_groups num_beams "
+    "num_return_sequences output_scores remove_invalid_values repetition_penalty "
+    "return_dict_in_generate suppress_tokens temperature top_k top_p typical_p",
     "how weights were quantized": "producer quantization_status observer observer_kwargs "
     "batch_size cache_block_outputs damp_percent dataset max_input_length model_file_base_name "
     "model_name_or_path model_seqlen module_name_preceding_first_block block_name_to_quantize "
@@ -154,10 +156,10 @@ IGNORED = {
     "of sound": "audio_token_id audio_config boa_token_id eoa_token_id eoa_token_index "
     "audio_soft_tokens_per_image",
     "where the text says it itself": "tie_word_embeddings dtype torch_dtype vocab_size",
-    "while layers are listed": "full_attention_interval",
+    "while layers are listed": "full_attention_interval index_skip_topk_offset index_topk_freq",
     "while a model has no experts": "intermediate_size num_experts_per_tok",
     "of Mamba without a norm, or whose size is given": "mamba_norm_before_gate mamba_expand",
-    "beside rope_parameters": "rope_theta partial_rotary_factor",
+    "beside rope_parameters": "partial_rotary_factor",
     "layers that predict further tokens": "num_nextn_predict_layers use_mtp num_mtp_modules "
     "mtp_transformer_layers mtp_loss_scaling_factor mtp_share_layers mtp_num_hidden_layers "
     "mtp_use_dedicated_embeddings",
@@ -167,7 +169,7 @@ IGNORED = {
     "use_parallel_embedding use_flash_attn _flash_attn_2_enabled bf16 max_length "
     "attention_softmax_in_fp32 "
     "scale_attention_softmax_in_fp32",
-    "tokens that are not end tokens": "bos_token_id pad_token_id",
+    "tokens that are not end tokens": "bos_token_id pad_token_id sep_token_id",
     "while windows are off": "sliding_window use_sliding_window max_window_layers",
     "where rotation is not stretched": "original_max_position_embeddings",
     "less than a window or a chunk is served": "max_position_embeddings seq_length",

@@ -204,3 +204,54 @@ def test_a_stack_of_another_number_of_experts_is_rejected(step: Path, tmp_path: 
     model = build_model(load_model_config(str(tmp_path)), options, 64)
     with pytest.raises(ValueError, match=r"has shape \[7, 32, 64\], .* implies \[8, 32, 64\]"):
         check_weights(model, model.config)
+
+
+LLAMA4_PLAIN = ("re:.*self_attn", "re:.*router", "re:.*lm_head")
+"""Modules that FP8 checkpoints of Llama 4 leave out."""
+
+
+def split_llama4(folder: Path) -> None:
+    """Converts a checkpoint of Llama 4 to FP8 as LLM Compressor does, with three tensors for each
+    expert. Keeps its dequantized values in the original form, in the folder `plain` beside it."""
+    plain = folder.with_name("plain")
+    tensors = load_file(plain / "model.safetensors")
+    quantized = dict(tensors)
+
+    def convert(name: str, matrix: torch.Tensor) -> torch.Tensor:
+        parts, values = LAYOUTS["fp8-channel"].draw(*matrix.shape)
+        quantized.update({f"{name}.{end}": part for end, part in parts.items()})
+        return values.float()
+
+    for key in [key for key in tensors if re.search(r"feed_forward\..*_proj", key)]:
+        del quantized[key]
+        if key.endswith(".weight"):
+            tensors[key] = convert(key.removesuffix(".weight"), tensors[key])
+            continue
+        block, stacked = key.rpartition(".")[0], tensors[key].transpose(1, 2)
+        names = ("gate_proj", "up_proj") if "gate_up" in key else ("down_proj",)
+        values = [
+            torch.cat(
+                [
+                    convert(f"{block}.{expert}.{name}", part)
+                    for name, part in zip(names, matrix.chunk(len(names)), strict=True)
+                ]
+            )
+            for expert, matrix in enumerate(stacked)
+        ]
+        tensors[key] = torch.stack(values).transpose(1, 2).contiguous()
+    folder.mkdir()
+    save_file(quantized, folder / "model.safetensors")
+    save_file(tensors, plain / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text())
+    quantization = {**LAYOUTS["fp8-channel"].settings, "ignore": list(LLAMA4_PLAIN)}
+    config |= {"for_llm_compressor": True, "quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.long
+def test_llama4_in_fp8_with_a_tensor_for_each_expert(tmp_path: Path) -> None:
+    write_specimen("llama4", tmp_path / "plain")
+    split_llama4(tmp_path / "fp8")
+    torch.testing.assert_close(
+        last_logits(tmp_path / "fp8"), last_logits(tmp_path / "plain"), rtol=0, atol=1e-4
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.support.checkpoints.adapters import merge_adapter, write_adapter
 from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
@@ -199,11 +200,48 @@ def test_slots_and_host_copies_are_replaced(
     assert (failed.key, failed.error.split(" has ")[1][:23]) == (3, "no adapter_config.json:")
 
 
-LONG = ("phi3", "starcoder2", "gemma3", "qwen3-next", "deepseek-v3", "lfm2", "falcon-h1", "gemma3n")
+Q_K_V_O, GATE_UP_DOWN = "q_proj k_proj v_proj o_proj", "gate_proj up_proj down_proj"
+PROJECTIONS = {
+    "glm4": {"self_attn": Q_K_V_O, "mlp": "gate_up_proj down_proj"},
+    "internlm2": {"attention": "wqkv wo", "feed_forward": "w1 w2 w3"},
+    "phi3": {"self_attn": "qkv_proj o_proj", "mlp": "gate_up_proj down_proj"},
+    "starcoder2": {"self_attn": Q_K_V_O, "mlp": "c_fc c_proj"},
+    "gemma3": {"self_attn": Q_K_V_O, "mlp": GATE_UP_DOWN},
+    "qwen3-next": {
+        "linear_attn": "in_proj_ba in_proj_qkvz out_proj",
+        "self_attn": Q_K_V_O,
+        "mlp": GATE_UP_DOWN,
+        "shared_expert": GATE_UP_DOWN,
+    },
+    "deepseek-v3": {
+        "self_attn": "q_a_proj q_b_proj kv_a_proj_with_mqa o_proj",
+        "mlp": GATE_UP_DOWN,
+        "shared_experts": GATE_UP_DOWN,
+    },
+    "lfm2": {
+        "conv": "in_proj out_proj",
+        "self_attn": "q_proj k_proj v_proj out_proj",
+        "feed_forward": "w1 w2 w3",
+    },
+    "falcon-h1": {
+        "mamba": "in_proj out_proj",
+        "self_attn": Q_K_V_O,
+        "feed_forward": GATE_UP_DOWN,
+    },
+    "gemma3n": {"self_attn": Q_K_V_O, "mlp": GATE_UP_DOWN},
+    "gemma4-small": {"self_attn": Q_K_V_O, "mlp": GATE_UP_DOWN},
+}
+"""Projections that adapters may have, by block."""
+SHARING = {"gemma3n": (3, 4), "gemma4-small": (4, 5)}
+"""Layers that use the KV cache of another layer, whose own projections to it are unused."""
 
 
 @pytest.mark.parametrize(
-    "name", ["glm4", "internlm2", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("glm4", "internlm2") else pytest.mark.long)
+        for name in PROJECTIONS
+    ],
 )
 def test_adapters_of_all_projections_equal_merged_weights(name: str, tmp_path: Path) -> None:
     """Glm4: interleaved rotary dimensions, gate and up in one tensor. InternLM2: groups of
@@ -214,6 +252,18 @@ def test_adapters_of_all_projections_equal_merged_weights(name: str, tmp_path: P
     runner = make_runner(str(base), enable_lora=True, cpu_backend="torch")
     assert runner._adapters is not None
     modules = tuple(runner._adapters.modules)
+    ends = tuple(
+        f".{block}.{projection}.weight"
+        for block, projections in PROJECTIONS[name].items()
+        for projection in projections.split()
+    )
+    stored = load_file(base / "model.safetensors")
+    supported = {key.removesuffix(".weight") for key in stored if key.endswith(ends)}
+    assert set(modules) == supported - {
+        f"model.layers.{layer}.self_attn.{projection}"
+        for layer in SHARING.get(name, ())
+        for projection in ("k_proj", "v_proj")
+    }
     adapter = write_adapter(base, tmp_path / "adapter", 4, targets=modules)
     load_adapters(runner, [adapter])
     mine, expected = requests(0, 1, 2), requests(0, 0, 2)

@@ -71,7 +71,8 @@ class Llama4Config(FamilyConfig):
     architecture = "Llama4ForCausalLM"
     model_types = ("llama4_text",)
     implementation = "llama4:Llama4ForCausalLM"
-    harmless = ROUTER_KEYS | words("router_jitter_noise")
+    harmless = ROUTER_KEYS | words("router_jitter_noise for_llm_compressor")
+    """LLM Compressor sets the latter in checkpoints that have a tensor for each expert."""
     layer_kinds = (FULL, CHUNKED)
     has_chunks = True
     extra_keys = (

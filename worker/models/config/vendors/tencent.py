@@ -17,17 +17,33 @@ class HunYuanDenseV1Config(FamilyConfig):
     architecture = "HunYuanDenseV1ForCausalLM"
     model_types: ClassVar[tuple[str, ...]] = ("hunyuan_v1_dense",)
     implementation = "hunyuan:HunYuanDenseV1ForCausalLM"
-    harmless = frozenset({"eod_token_id"})
+    harmless = words(
+        """
+        eod_token_id pad_id im_start_id im_end_id im_newline_id mask_init_id text_start_id
+        text_end_id org_vocab_size cla_share_factor class_num dense_list pool_type
+        """
+    )
+    """Ids of tokens; parameters of a classification head (`add_classification_head`) and of layers
+    that share keys and values (`use_cla`), both of which are not supported."""
 
     max_position_embeddings: Count = 2048
     rms_norm_eps: Number = 1e-5
     eos_token_id: Any = 2
     attention_bias: bool = False
     use_qk_norm: Yes = True
+    attention_head_dim: Count | None = None
+    """Repeats the size of a head."""
+    norm_type: Literal["rms"] = "rms"
+    use_rotary_pos_emb: Yes = True
 
     def derive(self) -> None:
         """Replaces `alpha` of dynamic rope scaling with the equivalent, larger base of the rotary
         embedding, which does not depend on the sequence length."""
+        if self.attention_head_dim not in (None, self.head_size()):
+            raise ValueError(
+                f"attention_head_dim {self.attention_head_dim} in config.json must be the size of "
+                f"a head ({self.head_size()}): fix it"
+            )
         key = "rope_scaling" if self.rope_scaling else "rope_parameters"
         table = dict(getattr(self, key) or {})
         alpha, kind = table.pop("alpha", None), table.pop("rope_type", table.pop("type", None))
@@ -52,7 +68,7 @@ class HunYuanMoEV1Config(HunYuanDenseV1Config):
     architecture = "HunYuanMoEV1ForCausalLM"
     model_types = ("hunyuan_v1_moe", "hunyuan")
     implementation = "hunyuan_moe:HunYuanMoEV1ForCausalLM"
-    harmless = ROUTER_KEYS | words("eod_token_id cla_share_factor num_experts_per_tok")
+    harmless = HunYuanDenseV1Config.harmless | ROUTER_KEYS | words("num_experts_per_tok")
     aliases = (("num_local_experts", "num_experts"),)
     top_k_key = "moe_topk"
 
