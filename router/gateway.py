@@ -112,7 +112,7 @@ class Gateway:
             for name in route.names:
                 self._names[name] = model
             await model.start()
-            logger.info("gateway serves %s", route.name, extra={"model": route.name})
+            logger.info("gateway serving %s", route.name, extra={"model": route.name})
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Waits up to `timeout_s` seconds until `ready`; returns whether it is."""

@@ -83,7 +83,10 @@ class CompareOptions:
                 f"--rounds must be at least {_MIN_RUNS} for confidence intervals, got {self.rounds}"
             )
         if not self.concurrencies or min(self.concurrencies) < 1:
-            raise ValueError("--concurrencies must be a list of numbers above 0, such as 1,8,32")
+            raise ValueError(
+                "--concurrencies must be a comma-separated list of positive integers, such as "
+                f"1,8,32, got {list(self.concurrencies)}"
+            )
         if _is_url(self.a) != _is_url(self.b):
             raise ValueError(f"A and B must be two results or two URLs, got {self.a} and {self.b}")
 

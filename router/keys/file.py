@@ -81,7 +81,7 @@ class KeyFile:
             self._keep(f"{error}")
             return False
         self._texts, self.is_stale = texts, False
-        logger.info("read %d API key(s) from %s", len(self._entries), self._path)
+        logger.info("loaded %d API key(s) from %s", len(self._entries), self._path)
         return False
 
     def _keep(self, problem: str) -> None:

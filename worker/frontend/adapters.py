@@ -63,7 +63,7 @@ class AdapterChecks:
             if check.problem:
                 return f"LoRA adapter {ref.name}: {check.problem}"
             if check.version != ref.version:
-                return f"LoRA adapter {ref.name}: {ref.folder} has changed: load it again"
+                return f"LoRA adapter {ref.name}: {ref.folder} has changed: load the adapter again"
         self._checked[ref] = None
         if len(self._checked) > MAX_KNOWN:
             del self._checked[next(iter(self._checked))]

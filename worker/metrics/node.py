@@ -167,7 +167,7 @@ class NodeMetrics:
             try:
                 await runner.setup()
                 await web.TCPSite(runner, host, port).start()
-                logger.info("metrics of this node on %s:%d", host, port)
+                logger.info("serving metrics of this node on %s:%d", host, port)
                 await asyncio.Event().wait()
             except OSError:
                 await asyncio.sleep(RETRY_S)  # another process of this node has the port

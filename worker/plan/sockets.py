@@ -32,7 +32,9 @@ def socket_path(directory: str, name: str) -> str:
     """
     path = f"{directory}/{name}"
     if len(path.encode()) > 107:
-        raise ValueError(f"socket path {path!r} exceeds 107 bytes: use a shorter directory")
+        raise ValueError(
+            f"socket path {path!r} exceeds the limit of 107 bytes: set TMPDIR to a shorter path"
+        )
     return path
 
 

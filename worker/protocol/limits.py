@@ -245,7 +245,7 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
             return Problem(
                 name,
                 f"{name} is not supported for block-diffusion models, which generate the tokens of "
-                "a block in no fixed order: remove it",
+                "a block in arbitrary order: remove it",
             )
     if limits.dllm_algorithm == CANVAS_ALGORITHM:
         return _unsuited_for_canvases(sampling)
@@ -295,8 +295,8 @@ def _unsuited_for_canvases(sampling: SamplingParams) -> Problem | None:
     if sampling.structured_outputs is not None:
         return Problem(
             "structured_outputs",
-            "structured_outputs is not supported for this model, which samples all tokens of a "
-            "canvas again in each round: remove it, or use a model with another algorithm",
+            "structured_outputs is not supported for this model, which resamples the whole canvas "
+            "every round: remove it, or use a model with another algorithm",
         )
     params = sampling.diffusion
     for name in ("algorithm", "threshold", "edit_threshold", "max_post_edit_steps", "penalty"):

@@ -142,9 +142,9 @@ class RankAdapters:
             adapter = self._adapters.read(Path(read.folder))
             # Checked after the read, so that what was read is of this version, too.
             if read.version and adapter_version(Path(read.folder)) != read.version:
-                raise ValueError(f"{read.folder} has changed: load it again")
+                raise ValueError(f"{read.folder} has changed: load the adapter again")
             size = f"{adapter.num_bytes / 1e6:.1f} MB"
-            logger.info("read adapter %s: %s in %.2f s", read.folder, size, _since(started))
+            logger.info("loaded adapter %s: %s in %.2f s", read.folder, size, _since(started))
             return adapter
         except Exception as problem:  # reported to the coordinator
             error = str(problem) or type(problem).__name__
@@ -161,7 +161,7 @@ def _has_library(model: DecoderModel) -> bool:
     try:
         build_library()
     except NativeUnavailable as error:
-        logger.warning("LoRA runs on torch: %s", error)
+        logger.warning("falling back to torch for LoRA: %s", error)
         return False
     return True
 

@@ -472,8 +472,8 @@ class StepCapture:
         )
         if self._show_progress:
             logger.info(
-                "captured CUDA graphs up to %d rows (%d sizes) and %d tokens (%d sizes) in %.1f s: "
-                "%.2f GB used, %.2f GB reserved",
+                "captured CUDA graphs for up to %d rows (%d sizes) and %d tokens (%d sizes) in "
+                "%.1f s: %.2f GB used, %.2f GB reserved",
                 *(self._sizes[-1], len(self._sizes)),
                 *(max(self._token_sizes, default=0), len(self._token_sizes)),
                 time.perf_counter() - start,

@@ -353,7 +353,7 @@ class CUDAHostPages(HostPages):
         except ValueError as error:
             if self._must_pin:
                 raise
-            logger.warning("copies to and from host memory are slower: %s", error)
+            logger.warning("%s; copies to and from host memory will be slower", error)
             return
         self._pinned.append(pinned)
         weakref.finalize(self, pinned.close).atexit = False

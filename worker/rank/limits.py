@@ -54,7 +54,7 @@ def resolve_limits(
     resolved = config.with_limits(*limits)
     if group.rank == 0:
         logger.info(
-            "max_num_seqs=%d, max_num_batched_tokens=%d",
+            "using max_num_seqs=%d, max_num_batched_tokens=%d",
             resolved.scheduling.max_num_seqs,
             resolved.scheduling.max_num_batched_tokens,
         )

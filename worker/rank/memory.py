@@ -68,7 +68,10 @@ def await_free_memory(
         free, _ = torch.cuda.mem_get_info(device)
         if free > most + _NOISE_BYTES:
             most, changed = free, clock()
-    logger.info("%.1f GB free after %.1f s", most / 1e9, clock() - began)
+    logger.info(
+        "waited %.1f s for GPU memory: %.1f GB free, %.1f GB needed",
+        *(clock() - began, most / 1e9, needed / 1e9),
+    )
 
 
 def plan_pages(
@@ -232,7 +235,7 @@ def _cuda_cache_bytes(
     free, total = torch.cuda.mem_get_info(device)
     share = cache_share(total, free, config.cache.gpu_memory_utilization, ranks)
     logger.info(
-        "memory: %.1f GB total, %.1f GB free, %.1f GB peak of a step, %.1f GB for CUDA graphs, "
+        "memory: %.1f GB total, %.1f GB free, %.1f GB peak per step, %.1f GB for CUDA graphs, "
         "%.1f GB for the KV cache",
         *(value / 1e9 for value in (total, free, peak, graph_bytes, share)),
     )

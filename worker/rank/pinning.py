@@ -76,7 +76,7 @@ class PinnedRows:
             try:
                 self._pin(address, num_bytes)
             except ValueError as error:
-                logger.warning("copies to and from host memory are slower: %s", error)
+                logger.warning("%s; copies to and from host memory will be slower", error)
                 return
         total = self._tensor.nbytes / 2**30
         logger.info("pinned %.1f GiB of host memory for KV offloading", total)

@@ -48,8 +48,8 @@ def select_device(config: EngineConfig, rank: int) -> torch.device:
     if (properties.major, properties.minor) < MIN_CAPABILITY:
         raise ValueError(
             f"{properties.name} has compute capability {properties.major}.{properties.minor}, but "
-            f"kernels need {'.'.join(map(str, MIN_CAPABILITY))} (A100, A10, L4 or later): use "
-            "another GPU, or --device cpu"
+            f"kernels require at least {'.'.join(map(str, MIN_CAPABILITY))} (A100, A10, L4 or "
+            "later): use another GPU, or --device cpu"
         )
     # Triton launches on the current device, and pinning memory creates a CUDA context on it.
     torch.cuda.set_device(device)

@@ -28,7 +28,7 @@ def questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
     """
     path = Path(options.questions) if options.questions else questions_of(options.engine.model)
     if not path.is_file():
-        raise ValueError(f"file of questions {path} does not exist: set --questions")
+        raise ValueError(f"question file {path} does not exist: set --questions")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     rows = rows[: options.num_questions or len(rows)]
     tokenizer = load_tokenizer(options.engine.checkpoint)

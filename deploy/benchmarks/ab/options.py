@@ -51,8 +51,8 @@ class OverlapOptions(Comparison):
             )
         if not self.running or min(self.running) < 1:
             raise ValueError(
-                "--running must be a list of numbers of at least 1, such as 1,8,32, got "
-                f"{list(self.running)}"
+                "--running must be a comma-separated list of positive integers, such as 1,8,32, "
+                f"got {list(self.running)}"
             )
 
 
@@ -96,8 +96,12 @@ class StructuredOptions(Comparison):
     """Tokens per prompt."""
 
     def __post_init__(self) -> None:
-        if min(self.streams, self.pairs, self.max_tokens, self.input_len) < 1:
-            raise ValueError("--streams, --pairs, --max-tokens and --input-len must be at least 1")
+        counts = (self.streams, self.pairs, self.max_tokens, self.input_len)
+        if min(counts) < 1:
+            raise ValueError(
+                "--streams, --pairs, --max-tokens and --input-len must be at least 1, got "
+                f"{', '.join(map(str, counts))}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +136,10 @@ class SpeculativeOptions(Comparison):
         if self.turn_s < 0.0:
             raise ValueError(f"--turn-seconds must not be negative, got {self.turn_s}")
         if self.pairs < 1 or self.per_stream < 1 or not self.running or min(self.running) < 1:
-            raise ValueError("--pairs, --per-stream and all of --running must be at least 1")
+            raise ValueError(
+                "--pairs, --per-stream and all of --running must be at least 1, got "
+                f"{self.pairs}, {self.per_stream} and {list(self.running)}"
+            )
         unknown = [kind for kind in self.kinds if kind not in SPECULATIVE_KINDS]
         if unknown:
             raise ValueError(
@@ -185,7 +192,10 @@ class FdfoOptions(Comparison):
     def __post_init__(self) -> None:
         counts = (self.pairs, self.repeats, self.max_tokens, *self.running)
         if not self.running or min(counts) < 1:
-            raise ValueError("--pairs, --repeats, --running and --max-tokens must be at least 1")
+            raise ValueError(
+                "--pairs, --repeats, --max-tokens and all of --running must be at least 1, got "
+                f"{self.pairs}, {self.repeats}, {self.max_tokens} and {list(self.running)}"
+            )
         if not self.kinds or not set(self.kinds) <= set(FDFO_KINDS):
             raise ValueError(
                 f"--kinds must be one or more of {', '.join(FDFO_KINDS)}, got "
@@ -214,5 +224,5 @@ def rounds_of_blocks(text: str) -> dict[int, int]:
             f"invalid --replay-rounds {text!r}: the format is ROUNDS:BLOCKS,..."
         ) from error
     if any(rounds < 1 or blocks < 1 for rounds, blocks in found.items()):
-        raise ValueError(f"--replay-rounds must contain numbers of at least 1, got {text}")
+        raise ValueError(f"--replay-rounds must contain positive integers only, got {text}")
     return found

@@ -33,7 +33,8 @@ class KernelOptions:
             raise ValueError(f"--seconds must be positive, got {self.seconds}")
         if min(self.rows, default=1) < 1:
             raise ValueError(
-                f"--rows must be a list of numbers of at least 1, such as 1,32, got {self.rows}"
+                "--rows must be a comma-separated list of positive integers, such as 1,32, got "
+                f"{list(self.rows)}"
             )
 
 
@@ -68,5 +69,6 @@ class RooflineOptions:
             )
         if not self.models or not self.running or min(self.running) < 1:
             raise ValueError(
-                "--running must be a list of numbers of at least 1, for example 1,32,128"
+                "--models must not be empty, and --running must be a comma-separated list of "
+                f"positive integers, such as 1,32,128, got {list(self.running)}"
             )

@@ -75,7 +75,10 @@ class SimOptions:
         if self.scale <= 0.0:
             raise ValueError(f"--scale must be above 0, got {self.scale}")
         if self.policies and (OWN not in self.policies or len(self.policies) < 2):
-            raise ValueError(f"--policy must include {OWN} and at least one other policy")
+            raise ValueError(
+                f"--policy must include {OWN} and at least one other policy, got "
+                f"{', '.join(self.policies)}"
+            )
 
 
 def run_router_sim(options: SimOptions) -> Result:

@@ -272,8 +272,8 @@ def _choice(
                 dict.fromkeys(_named_function(function, functions) for function in given)
             )
     raise bad_request(
-        'tool_choice must be "auto", "none", "required", {"type": "function", "function": {"name"}}'
-        ' or {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}',
+        'tool_choice must be "auto", "none", "required", an object of type "function" with '
+        'function.name, or one of type "allowed_tools" with allowed_tools.mode and .tools',
         "tool_choice",
     )
 

@@ -93,8 +93,8 @@ class ClientTools:
             if isinstance(kind, str) and kind in self.unavailable:
                 return None
             raise bad_request(
-                'tool_choice must be "auto", "none", "required", {"type": "function", "name"}, '
-                '{"type": "custom", "name"} or {"type": "allowed_tools", "mode", "tools"}',
+                'tool_choice must be "auto", "none", "required", an object of type "function" or '
+                '"custom" with a name, or one of type "allowed_tools" with mode and tools',
                 "tool_choice",
             )
         if isinstance(name, str) and isinstance(namespace := choice.get("namespace"), str):

@@ -89,7 +89,7 @@ def test_files_that_have_changed_since_they_were_loaded_are_not_used(
         engine.drain(outputs)
         old, new = outputs.values()
         assert old.error is not None
-        assert "has changed: load it again" in old.error
+        assert "has changed: load the adapter again" in old.error
         assert not old.token_ids
         assert len(new.token_ids) == 5
 

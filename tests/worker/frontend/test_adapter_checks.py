@@ -140,7 +140,7 @@ async def test_requests_of_another_version_than_the_folder_s_are_rejected(tmp_pa
     submits = [request(good, "1"), request(old, "2"), request(missing, "3"), request(None, "4")]
     rejections = {r.request_id: r for r in await checks.rejections(submits, LORA)}
     assert rejections.keys() == {"2", "3"}
-    assert "has changed: load it again" in rejections["2"].message
+    assert "has changed: load the adapter again" in rejections["2"].message
     assert {rejection.status for rejection in rejections.values()} == {503}
     write(tmp_path / "a", b"newer")  # its requests go on with the weights read before
     assert not await checks.rejections([request(good)], LORA)

@@ -98,12 +98,14 @@ def test_longrope_is_served_within_its_original_length(folder: Path) -> None:
     assert config.rope.short_factors == (1.0, 2.0)
     assert config.rope.attention_factor == pytest.approx((1 + 2 / 6) ** 0.5)
     with pytest.raises(
-        ValueError, match=r"rope_scaling\.short_factor .* must be 4 numbers, .* got 2"
+        ValueError, match=r"rope_scaling\.short_factor .* must have 4 numbers, .* got 2"
     ):
         load(folder, rope_scaling=scaling, **phi | {"partial_rotary_factor": 1.0})
     with pytest.raises(ValueError, match=r"original_max_position_embeddings 1 .* at least 2"):
         load(folder, rope_scaling=scaling, **phi | {"original_max_position_embeddings": 1})
-    with pytest.raises(ValueError, match=r"rope_scaling\.short_factor .* must be positive"):
+    with pytest.raises(
+        ValueError, match=r"rope_scaling\.short_factor .* must be a list of positive"
+    ):
         load(folder, rope_scaling={**scaling, "short_factor": "all"}, **phi)
 
 

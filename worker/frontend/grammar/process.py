@@ -157,7 +157,7 @@ class GrammarCompiler:
                 greeting = None
             if greeting is None:
                 self._kill()
-                raise CompilerFailure("the compiler process does not start: see the worker's log")
+                raise CompilerFailure("the compiler process failed to start; see the worker's log")
             self.vocabulary = msgspec.msgpack.decode(greeting, type=analyzed(Vocabulary))
             self._greeted = True
         return process

@@ -126,7 +126,7 @@ def check_format(folder: Path) -> None:
             f"{folder} has params.json but no config.json: Mistral's own format is not "
             "supported; use a checkpoint in the format of transformers (config.json, "
             "tokenizer.json and model*.safetensors). Most of Mistral's repositories have both "
-            "formats; convert Mistral Large 3 to Mistral4ForCausalLM"
+            "formats; for Mistral Large 3, use a checkpoint converted to Mistral4ForCausalLM"
         )
 
 
@@ -229,7 +229,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
             raise ValueError(
                 f"{index} names the weight file {name!r:.200}, but weights must be *.safetensors "
-                "files next to it: this checkpoint is corrupt or malicious; use another copy"
+                "files next to it: the checkpoint is corrupt or malicious; use another checkpoint"
             )
     return weight_map
 

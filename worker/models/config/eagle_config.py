@@ -219,12 +219,13 @@ def _check(eagle: EagleConfig, model: ModelConfig) -> None:
     for key, (own, other) in pairs.items():
         if own != other:
             raise ValueError(
-                f"{key} = {own}, but the model's is {other}: use a head that was trained for it"
+                f"{key} = {own}, but the model's is {other}: use a head that was trained for this "
+                "model"
             )
     if not eagle.taps or any(not 0 <= tap < model.num_layers for tap in eagle.taps):
         raise ValueError(
-            f"eagle_aux_hidden_state_layer_ids = {short(list(eagle.taps))} must be layer indices "
-            f"of the model, in [0, {model.num_layers - 1}]: use a head that was trained for it"
+            f"eagle_aux_hidden_state_layer_ids = {short(list(eagle.taps))} must be a list of layer "
+            f"indices in [0, {model.num_layers - 1}]: use a head that was trained for this model"
         )
     if eagle.draft_vocab_size > head.vocab_size:
         raise ValueError(

@@ -394,7 +394,7 @@ def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
     if rope.short_factors is not None and len(rope.short_factors) != pairs:
         key = "rope_scaling" if family.rope_scaling else "rope_parameters"
         raise ValueError(
-            f"{key}.short_factor in config.json must be {pairs} numbers, one per pair of "
+            f"{key}.short_factor in config.json must have {pairs} numbers, one per pair of "
             f"rotary dimensions, got {len(rope.short_factors)}: fix it"
         )
     return rope, parse_window_rope(raw, length, family.window_theta) if by_layer else None

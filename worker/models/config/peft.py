@@ -135,7 +135,7 @@ def check_header(folder: Path) -> None:
     path = folder / WEIGHTS_NAME
     if not path.is_file():
         raise ValueError(
-            f"{folder} has no {WEIGHTS_NAME}: save the adapter with safe_serialization"
+            f"{folder} has no {WEIGHTS_NAME}: save the adapter with safe_serialization=True"
         )
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

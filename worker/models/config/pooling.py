@@ -307,8 +307,8 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
         # HAZARD: a checkpoint is untrusted input; no other files of this machine are read.
         if place and not _FOLDER.fullmatch(place):
             raise ValueError(
-                f"{path} refers to the folder {place!r:.200}, which is not a subfolder of the "
-                "checkpoint: use another copy"
+                f"{path} refers to the folder {place!r:.200}, but modules must be in subfolders of "
+                "the checkpoint: it is corrupt or malicious; use another checkpoint"
             )
     return found
 

@@ -51,12 +51,17 @@ class _Source:
     content: Mapping[str, Any]
     """Content of the object."""
 
-    def unsupported(self, what: str) -> ValueError:
+    def unsupported(self, what: str, supported: str = "") -> ValueError:
         """The error for a property of the format that is not supported."""
+        allowed = f" (supported: {supported})" if supported else ""
         return ValueError(
-            f"{self.where} has {what}, which is not supported: use the checkpoint's unquantized "
-            "version, or one in FP8, INT8, NVFP4, AWQ, GPTQ or compressed-tensors' int4"
+            f"{self.where} has {what}, which is not supported{allowed}: use the checkpoint's "
+            "unquantized version, or one in FP8, INT8, NVFP4, AWQ, GPTQ or compressed-tensors' int4"
         )
+
+    def malformed(self, what: str, required: str, value: object) -> ValueError:
+        """The error for a value of the wrong type or form."""
+        return ValueError(f"{self.where}: {what} must be {required}, got {value!r:.80}: fix it")
 
     def check(self, known: frozenset[str], must: Mapping[str, tuple[object, ...]]) -> None:
         """Checks all keys of the object; null, false and empty values are ignored.
@@ -72,7 +77,7 @@ class _Source:
             if key in must:
                 if value is not None and value not in must[key]:
                     values = " or ".join(map(repr, must[key]))
-                    raise self.unsupported(f"{key} {value!r:.80} (it must be {values})")
+                    raise self.unsupported(f"{key} {value!r:.80}", values)
             elif key not in known and value not in _NEUTRAL_VALUES and not key.startswith("_"):
                 raise self.unsupported(f"the key {key}")
 
@@ -83,7 +88,7 @@ class _Source:
         for key in keys:
             patterns = self.content.get(key) or []
             if not isinstance(patterns, list) or {type(name) for name in patterns} - {str}:
-                raise self.unsupported(f"{key} {patterns!r:.80} (it must be a list of names)")
+                raise self.malformed(key, "a list of module names", patterns)
             named += patterns
         for pattern in named:
             self.check_pattern(pattern)
@@ -95,7 +100,10 @@ class _Source:
         try:
             re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
         except re.error as error:
-            raise self.unsupported(f"the pattern {pattern!r:.80} ({error})") from None
+            raise ValueError(
+                f"{self.where}: pattern {pattern!r:.80} is not a valid regular expression "
+                f"({error}): fix it"
+            ) from None
 
     def sizes(self, key: str, value: object) -> tuple[int, int]:
         """Shape of a block: two positive integers. Raises ValueError for anything else."""
@@ -103,7 +111,7 @@ class _Source:
             first, second = value
             if type(first) is int and type(second) is int and min(first, second) > 0:
                 return first, second
-        raise self.unsupported(f"{key} {value!r:.80} (it must be two positive integers)")
+        raise self.malformed(key, "a list of two positive integers", value)
 
     def has_fp8_cache(self) -> bool:
         """Whether an FP8 KV cache with per-tensor scales is specified. Other KV cache formats are
@@ -123,7 +131,7 @@ class _Source:
         if value in (None, -1):
             return 0
         if type(value) is not int or value < 1:
-            raise self.unsupported(f"group_size {value!r:.80} (it must be a positive integer)")
+            raise self.malformed("group_size", "a positive integer, -1 or null", value)
         return value
 
 
@@ -280,7 +288,7 @@ def _parse_layers(source: _Source) -> dict[str, WeightConfig]:
     for name, content in layers.items():
         layer = _Source(where=f"quantized_layers of {source.where}", content=content)
         if not isinstance(content, dict):
-            raise layer.unsupported(f"{content!r:.80} of {name!r:.80} (it must be an object)")
+            raise layer.malformed(f"{name!r:.80}", "an object", content)
         layer.check(words("quant_algo"), {"group_size": (16,)})
         formats[name] = _modelopt_weights(layer)
     return formats
@@ -296,10 +304,10 @@ def _parse_compressed(source: _Source) -> QuantizationConfig:
     _check_transforms(source)
     groups = source.content.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
-        raise source.unsupported(f"config_groups {groups!r:.80} (it must be one group)")
+        raise source.unsupported(f"config_groups {groups!r:.80}", "one group")
     (group,) = groups.values()
     if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
-        raise source.unsupported(f"config_groups {groups!r:.80} (it must have weights)")
+        raise source.malformed("a group of config_groups", "an object with weights", group)
     inner = _Source(where=source.where, content=group)
     inner.check(words("targets weights input_activations format"), {})
     kind = group.get("format") or source.content.get("format")
@@ -320,14 +328,16 @@ def _check_transforms(source: _Source) -> None:
     transforms = source.content.get("transform_config") or {}
     where = f"transform_config of {source.where}"
     if not isinstance(transforms, dict):
-        raise source.unsupported(f"transform_config {transforms!r:.80} (it must be an object)")
+        raise source.malformed("transform_config", "an object", transforms)
     config = _Source(where=where, content=transforms)
     config.check(words("config_groups"), {})
     groups = transforms.get("config_groups") or {}
     for group in groups.values() if isinstance(groups, dict) else (groups,):
         applied = group.get("apply") if isinstance(group, dict) else None
         if not isinstance(applied, list):
-            raise config.unsupported(f"config_groups {groups!r:.80} (each must list apply)")
+            raise config.malformed(
+                "each group of config_groups", "an object with a list `apply`", group
+            )
         _Source(where=where, content=group).check(
             words("type apply randomize head_dim precision"), {"requires_grad": (False,)}
         )
@@ -335,7 +345,7 @@ def _check_transforms(source: _Source) -> None:
             location = place.get("location") if isinstance(place, dict) else place
             if location not in ("weight_input", "weight_output"):
                 raise config.unsupported(
-                    f"location {location!r:.80} (it must be 'weight_input' or 'weight_output')"
+                    f"location {location!r:.80}", "'weight_input' or 'weight_output'"
                 )
 
 
@@ -414,7 +424,7 @@ def _parse_gptq(source: _Source) -> QuantizationConfig:
     )
     content, bits = source.content, source.content.get("bits")
     if type(bits) is not int:
-        raise source.unsupported(f"bits {bits!r:.80} (it must be 4 or 8)")
+        raise source.malformed("bits", "4 or 8", bits)
     key = "modules_in_block_to_quantize"
     named = content.get(key) or []
     if isinstance(named, list):  # of names or of lists of names
@@ -437,11 +447,11 @@ def _gptq_left_out(source: _Source) -> tuple[str, ...]:
     are not supported."""
     patterns = source.content.get("dynamic") or {}
     if not isinstance(patterns, dict):
-        raise source.unsupported(f"dynamic {patterns!r:.80} (it must be an object)")
+        raise source.malformed("dynamic", "an object", patterns)
     for pattern, settings in patterns.items():
         is_plain = not settings and pattern.endswith(_PLAIN_MODULES)
         if not pattern.startswith("-:") and not is_plain:
-            raise source.unsupported(f"dynamic {pattern!r:.80} (it must begin with '-:')")
+            raise source.unsupported(f"dynamic {pattern!r:.80}", "patterns that begin with '-:'")
     named = [f"re:{pattern[2:]}" for pattern in patterns if pattern.startswith("-:")]
     for pattern in named:
         source.check_pattern(pattern)

@@ -316,7 +316,7 @@ def _short_factors(parameters: dict[str, Any], key: str) -> tuple[float, ...]:
         isinstance(factor, int | float) and factor > 0 for factor in factors
     ):
         raise ValueError(
-            f"{key}.short_factor in config.json must be positive numbers, got {factors!r:.80}: fix "
-            "it"
+            f"{key}.short_factor in config.json must be a list of positive numbers, got "
+            f"{factors!r:.80}: fix it"
         )
     return tuple(map(float, factors))

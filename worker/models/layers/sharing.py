@@ -69,8 +69,8 @@ def check_sharing(config: ModelConfig, world_size: int, *, expert_parallel: bool
     """
     if expert_parallel and config.moe is None:
         raise ValueError(
-            f"--enable-expert-parallel: {config.architecture} has no experts with this "
-            "config.json; remove it"
+            "--enable-expert-parallel requires a mixture-of-experts model, but config.json of "
+            f"{config.architecture} has no experts: remove the flag"
         )
     try:
         _share(config, world_size, expert_parallel)

@@ -75,12 +75,13 @@ class AdapterTensors:
         if tuple(found.get_shape()) != shape:
             raise ValueError(
                 f"{name:.200} has shape {list(found.get_shape())}, but {list(shape)} is required: "
-                "the adapter is for another model, or its files disagree"
+                "the adapter is for another model, or its files disagree; use an adapter for this "
+                "model"
             )
         if found.get_dtype() not in VALUE_TYPES:
             raise ValueError(
                 f"{name:.200} has type {found.get_dtype()}, but only {', '.join(VALUE_TYPES)} are "
-                "supported"
+                "supported: save the adapter in one of these types"
             )
         return found
 

@@ -171,7 +171,8 @@ class ModelAdapters:
         """Checks the size of the header, which the library reads as a whole."""
         if not path.is_file():
             raise ValueError(
-                f"{path.parent} has no {WEIGHTS_NAME}: save the adapter with safe_serialization"
+                f"{path.parent} has no {WEIGHTS_NAME}: save the adapter with "
+                "safe_serialization=True"
             )
         with path.open("rb") as file:
             head = file.read(8)
@@ -179,7 +180,8 @@ class ModelAdapters:
         most = 2 * len(self._projections) + 3 * len(self._vocabulary_names)
         if len(head) == 8 and struct.unpack("<Q", head)[0] > (most + 1) * _BYTES_PER_TENSOR:
             raise ValueError(
-                f"{WEIGHTS_NAME} has more than {most} tensors: the adapter is for another model"
+                f"{WEIGHTS_NAME} has more than {most} tensors: the adapter is for another model; "
+                "use one for this model"
             )
 
     def _read(self, tensors: AdapterTensors) -> Adapter:
@@ -202,7 +204,7 @@ class ModelAdapters:
                 "train with other target_modules, or merge the adapter into the model"
             )
         if not (by_layer or vocabulary):
-            raise ValueError(f"{WEIGHTS_NAME} has no LoRA weights")
+            raise ValueError(f"{WEIGHTS_NAME} has no LoRA weights: use a complete adapter")
         return Adapter(
             layers=[
                 self._layer(index, by_layer[index], tensors) if index in by_layer else None

@@ -356,7 +356,7 @@ def _check_tensor(source: Any, slot: WeightSlot, path: Path) -> None:
     if not is_right:
         raise ValueError(
             f"{slot.name} in {path.name} has shape {list(shape)}, but config.json implies "
-            f"{list(expected)}: the checkpoint's files disagree"
+            f"{list(expected)}: the checkpoint's files disagree; download them again"
         )
     if source.get_dtype() not in slot.source_types:
         raise ValueError(

@@ -154,5 +154,8 @@ def _factors(name: str, expected: Factors, tensors: AdapterTensors) -> Factors:
         ValueError: they belong to a different kind of layer.
     """
     if tensors.modules[name] != expected:
-        raise ValueError(f"{name} has no {expected.a.strip('.')}: the adapter is for another model")
+        raise ValueError(
+            f"{name} has no {expected.a.strip('.')}: the adapter is for another model; use one for "
+            "this model"
+        )
     return expected

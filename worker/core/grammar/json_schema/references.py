@@ -87,7 +87,8 @@ class References:
                     path.discard(id(node))
                     finished.add(id(node))
                 elif id(node) in path:
-                    raise GrammarError("JSON schema: infinite recursion of $ref")
+                    name = f" {node['$ref']!r:.80}" if "$ref" in node else ""
+                    raise GrammarError(f"JSON schema: circular $ref{name}: remove the cycle")
                 elif id(node) not in finished:
                     path.add(id(node))
                     pending.append((node, True))

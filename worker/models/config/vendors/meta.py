@@ -136,8 +136,8 @@ class Llama4Config(FamilyConfig):
             sparse = list(layers[step - 1 :: step])
         elif not set(sparse) <= set(layers):
             raise ValueError(
-                f"moe_layers = {short(sparse)} in config.json must be layer indices in [0, "
-                f"{len(layers) - 1}]: fix it"
+                f"moe_layers = {short(sparse)} in config.json must be a list of layer indices in "
+                f"[0, {len(layers) - 1}]: fix it"
             )
         return MoeConfig(
             num_experts=self.num_local_experts,

@@ -37,9 +37,8 @@ class PhiConfig(FamilyConfig):
         keys and tensors of Phi's first releases."""
         if raw.get("model_type") == "phi-msft":
             raise ValueError(
-                "model_type 'phi-msft' in config.json is not supported: it is the format from "
-                "before transformers supported this model; use the current revision of the "
-                "repository"
+                "model_type 'phi-msft' in config.json is not supported: this checkpoint predates "
+                "the support of Phi in transformers; use the current revision of its repository"
             )
         return super().read(raw)
 

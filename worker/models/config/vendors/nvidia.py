@@ -110,7 +110,8 @@ class NemotronHConfig(FamilyConfig):
             keys.setdefault("num_hidden_layers", len(kinds))
         elif "num_hidden_layers" not in keys:
             raise ValueError(
-                "layers_block_type is missing from config.json: add it; it must be a list of types"
+                "layers_block_type is missing from config.json: add it; it must be a list of layer "
+                "types"
             )
         return keys
 
@@ -119,8 +120,8 @@ class NemotronHConfig(FamilyConfig):
         self.rms_norm_eps = self.layer_norm_epsilon
         if self.norm_eps not in (None, self.layer_norm_epsilon):
             raise ValueError(
-                f"norm_eps = {self.norm_eps} in config.json is not supported: it must be "
-                f"layer_norm_epsilon ({self.layer_norm_epsilon})"
+                f"norm_eps = {self.norm_eps} in config.json must equal layer_norm_epsilon "
+                f"({self.layer_norm_epsilon}): remove it"
             )
         if self.layer_types is not None:
             return

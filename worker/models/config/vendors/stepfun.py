@@ -139,8 +139,8 @@ class Step3p5Config(FamilyConfig):
             numbers = [number.strip() for number in sparse.split(",") if number.strip()]
             if not all(number.isdecimal() for number in numbers):
                 raise ValueError(
-                    f"moe_layers_enum = {short(sparse)} in config.json must be layer indices, "
-                    "separated by commas: fix it"
+                    f"moe_layers_enum = {short(sparse)} in config.json must be a comma-separated "
+                    "list of layer indices: fix it"
                 )
             sparse = list(map(int, numbers))
         if self.mlp_layer_types is None:

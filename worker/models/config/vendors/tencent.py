@@ -96,7 +96,7 @@ class HunYuanMoEV1Config(HunYuanDenseV1Config):
         if self.moe_intermediate_size not in (None, size):
             raise ValueError(
                 f"moe_intermediate_size {self.moe_intermediate_size} in config.json is not "
-                f"supported: it must be intermediate_size ({size})"
+                f"supported: it must equal intermediate_size ({size})"
             )
         return MoeConfig(
             num_experts=self.num_experts,

@@ -88,7 +88,8 @@ class FalconH1Config(FamilyConfig):
         for key, count in (("mlp_multipliers", 2), ("ssm_multipliers", 5)):
             if (values := getattr(self, key)) and len(values) != count:
                 raise ValueError(
-                    f"{key} = {short(values)} in config.json must be {count} numbers: fix it"
+                    f"{key} = {short(values)} in config.json must be a list of {count} numbers: "
+                    "fix it"
                 )
 
     def linear_layers(self) -> frozenset[int]:

@@ -119,7 +119,7 @@ class MiMoV2FlashConfig(FamilyConfig):
         ):
             if size not in (None, own):
                 raise ValueError(
-                    f"{key} = {size} in config.json is not supported: it must be {other} ({own})"
+                    f"{key} = {size} in config.json is not supported: it must equal {other} ({own})"
                 )
         if self.v_head_dim > self.head_size():
             raise ValueError(

@@ -150,8 +150,8 @@ class GlmMoeDsaConfig(DeepseekV32Config):
         size of one part of a query, or of the whole query."""
         if self.num_experts not in (None, self.n_routed_experts):
             raise ValueError(
-                f"num_experts = {self.num_experts} in config.json is not supported: it must be "
-                f"n_routed_experts ({self.n_routed_experts})"
+                f"num_experts = {self.num_experts} in config.json must equal n_routed_experts "
+                f"({self.n_routed_experts}): remove it"
             )
         sizes = self.qk_rope_head_dim, self.qk_nope_head_dim
         if self.head_dim in (*sizes, sum(sizes)):
