@@ -102,7 +102,7 @@ def test_requests_of_a_replay() -> None:
     for wrong in ("3", "a:1", "0:1", "1:2:3"):
         with pytest.raises(ValueError, match="--replay-rounds"):
             rounds_of_blocks(wrong)
-    with pytest.raises(ValueError, match="take at most 16"):
+    with pytest.raises(ValueError, match="must be at most 16"):
         replayed_requests({17: 1}, 16, 4)
 
 

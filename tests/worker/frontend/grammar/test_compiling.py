@@ -77,7 +77,7 @@ def test_a_key_stands_for_the_content(compiler: GrammarCompiler) -> None:
         ({"json": "{"}, "malformed"),
         ({"json": {"type": "record"}}, "record"),
         ({"json": {"$ref": "#/nope"}}, "nope"),
-        ({"json": {"$ref": "#"}}, "circular $ref '#'"),
+        ({"json": {"$ref": "#"}}, r"circular \$ref '#'"),
         ({"json": {"required": 5}}, "required"),
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
         ({"json": '{"properties":{"a":' * 9000 + "{}" + "}}" * 9000}, "malformed|recursion"),
