@@ -136,6 +136,7 @@ def test_texts_equal_torch_and_themselves_alone(dtype: torch.dtype) -> None:
     [
         ({"head_dim": 24}, "head size (24)"),
         ({"intermediate_size": 72}, "intermediate size (72)"),
+        ({"head_dim": 32}, "3 heads of size 32"),
         ({"words": torch.zeros(4, HIDDEN, dtype=torch.float16)}, "torch.float16"),
     ],
 )
