@@ -72,6 +72,8 @@ class EncoderTensors:
         for name, size in sizes.items():
             if size % _VECTOR:
                 return f"its {name} ({size}) is not a multiple of {_VECTOR}"
+        if self.num_heads * self.head_dim != self.words.shape[1]:
+            return f"its {self.num_heads} heads of size {self.head_dim} are not its hidden size"
         return None
 
 

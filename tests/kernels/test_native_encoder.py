@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ FIRST_POSITION = 2
 
 
 def _normal(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape) / shape[-1] ** 0.5
+    return torch.randn(*shape) / math.sqrt(shape[-1])
 
 
 def _linear(outputs: int, inputs: int) -> LinearTensors:
@@ -50,7 +52,7 @@ def _model(dtype: torch.dtype) -> EncoderTensors:
     ]
     for layer in layers:
         for linear in (layer.qkv, layer.output, layer.up, layer.down):
-            linear.weight.set_(linear.weight.to(dtype).float())
+            linear.weight.copy_(linear.weight.to(dtype))
     tables = [torch.randn(count, HIDDEN).to(dtype) for count in (60, 403, 2)]
     return EncoderTensors(
         num_heads=HEADS,
@@ -104,9 +106,8 @@ def test_texts_equal_torch_and_themselves_alone(dtype: torch.dtype) -> None:
         names = ("qkv", "output", "up", "down")
         packed: list[EncoderLayerTensors] = []
         for layer in model.layers:
-            norms = {"after_attention": layer.after_attention, "after_mlp": layer.after_mlp}
-            linears = {name: as_packed(getattr(layer, name)) for name in names}
-            packed.append(EncoderLayerTensors(**linears, **norms))
+            linears: dict[str, Any] = {name: as_packed(getattr(layer, name)) for name in names}
+            packed.append(replace(layer, **linears))
         fields: dict[str, Any] = {name: getattr(model, name) for name in model.__slots__}
         own = EncoderTensors(**{**fields, "layers": packed})
         return NativeEncoder(own, num_threads=num_threads, ms_per_thread=1e-4)
@@ -136,6 +137,7 @@ def test_texts_equal_torch_and_themselves_alone(dtype: torch.dtype) -> None:
     [
         ({"head_dim": 24}, "head size (24)"),
         ({"intermediate_size": 72}, "intermediate size (72)"),
+        ({"head_dim": 32}, "3 heads of size 32"),
         ({"words": torch.zeros(4, HIDDEN, dtype=torch.float16)}, "torch.float16"),
     ],
 )
