@@ -83,7 +83,6 @@ def trace_requests(
     """Requests of the first `duration` seconds of a replay.
 
     Args:
-        trace: the trace.
         speed: replay speed relative to the trace.
         duration: duration of the replay in seconds.
         length_scale: factor for the lengths of prompts, blocks and completions, which keeps the

@@ -26,7 +26,6 @@ def is_skinny(weight: torch.Tensor, num_processors: int) -> bool:
     kernel supports its sizes and layout.
 
     Args:
-        weight: the weight.
         num_processors: number of multiprocessors of its device.
     """
     columns, depth = weight.shape

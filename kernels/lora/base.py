@@ -102,7 +102,6 @@ class LoraWeights:
         """Copies an adapter to slot `slot` (1-based) without waiting for the device.
 
         Args:
-            slot: the slot.
             a: [groups, r, in]: A matrices by projection.
             b: [r, out]: transposed B matrices, multiplied by the adapter's scale.
         """

@@ -71,7 +71,6 @@ def create_app(
     """Creates the HTTP API of a gateway, which the caller starts and closes on the same event loop.
 
     Args:
-        gateway: the gateway.
         body_limits: limits on request bodies; None for the defaults.
         stream_limits: limits on clients that read slowly; None for the defaults.
 
@@ -203,7 +202,6 @@ class MonitorRoutes:
     """Handlers for the gateway's state: models, health, load, metrics.
 
     Args:
-        gateway: the gateway.
         keys: API keys that give access to the details of /ready; if there are no keys, all requests
             get them.
     """
@@ -322,11 +320,7 @@ class MonitorRoutes:
 
 
 class _ModelNames:
-    """Error handler that adds the models that the key may use to errors about an unknown model.
-
-    Args:
-        gateway: the gateway.
-    """
+    """Error handler that adds the models that the key may use to errors about an unknown model."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -33,11 +33,7 @@ SessionLists = dict[str, SessionList]
 
 
 class SessionRoutes:
-    """Handler that lists agent sessions: their working sets, states and workers.
-
-    Args:
-        gateway: the gateway.
-    """
+    """Handler that lists agent sessions: their working sets, states and workers."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

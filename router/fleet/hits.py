@@ -64,7 +64,6 @@ class HitFinder:
         """The prompt as seen by policies.
 
         Args:
-            prompt: the prompt.
             keys: distinct block-hash parameters of the ready workers.
             eligible: workers that may be chosen, per row.
         """

@@ -14,7 +14,7 @@ PAUSE_S = 1.0
 MAX_WAIT_S = 10.0
 """Maximum delay of a response in seconds. A source has at most MAX_WAIT_S / PAUSE_S pending."""
 MAX_SOURCES = 4096
-"""Maximum number of tracked sources, the most recent ones; they take 1 MiB in total."""
+"""Maximum number of tracked sources, which take 1 MiB in total; the oldest are dropped first."""
 _IPV6_NETWORK = 64
 """Number of leading bits of an IPv6 address that identify a provider's customer (RFC 6177)."""
 

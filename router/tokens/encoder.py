@@ -91,7 +91,6 @@ class PromptEncoder:
         """Encodes the prompt of a chat.
 
         Args:
-            chat: the chat.
             feasibility: checks the prompt's length.
             cache_salt: salt of the prefix cache.
             tenant: tenant that the prefix cache belongs to; empty if there is none.

@@ -73,7 +73,6 @@ class WorkPool:
         """Runs `work` in a thread, and returns its result.
 
         Args:
-            work: the work.
             size: size of the work in characters or tokens.
             owner: name of the API key; empty if there is none.
 

@@ -48,7 +48,6 @@ class WorkerTraces:
         """Starts spans for submits that were sent to the engine.
 
         Args:
-            submits: the submits.
             arrived_ns: time of arrival at the frontend, as Unix time in nanoseconds.
         """
         for submit in submits:

@@ -207,7 +207,6 @@ def _turn(
     """Answers all prompts in waves. Cache salts differ, so that no prompt is cached.
 
     Args:
-        engine: the engine.
         prompts: token ids of each prompt.
         limits: maximum tokens of each answer.
         wave: number of requests that are queued at once; the next wave is queued when all of them

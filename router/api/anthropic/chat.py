@@ -41,7 +41,6 @@ def chat_of(body: MessagesRequest, ignored: Ignored) -> ChatRequest:
     """Converts a body of /v1/messages. Raises ApiError (400) if it is malformed.
 
     Args:
-        body: the body.
         ignored: counts tools and context edits that are ignored.
     """
     return msgspec.structs.replace(

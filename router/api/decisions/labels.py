@@ -28,7 +28,6 @@ def chat_of(
     """A chat that the model answers with a label.
 
     Args:
-        model: the model.
         instructions: the system message; None if there is none.
         arguments: `chat_template_kwargs` of the request.
         message: the user's message.
@@ -55,7 +54,6 @@ class LabelTokens:
     chats end with, so each label has the same token in every prompt.
 
     Args:
-        model: the model.
         make_chat: creates a chat that contains a message.
 
     Raises:

@@ -21,7 +21,6 @@ async def send_error(
 
     Args:
         send: ASGI's send.
-        error: the error.
         request_id: id of the request; empty if there is none.
         headers: additional headers.
         path: path of the request; its API determines the format of the body.

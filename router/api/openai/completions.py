@@ -444,7 +444,6 @@ def ignored_parts(gateway: Gateway, request: Request, api: str) -> Ignored:
     fields.
 
     Args:
-        gateway: the gateway.
         request: the HTTP request.
         api: name of the API in the metrics.
     """
@@ -459,7 +458,6 @@ def _parsing(
 
     Args:
         body: the body of the chat.
-        model: the model.
         use: use of tools.
         prompt: the encoded prompt.
         begun: the assistant message that the model continues; empty if there is none.

@@ -75,7 +75,6 @@ class LogprobFormat(ABC):
         """The arrays of `logprobs` by field name.
 
         Args:
-            tokens: the tokens.
             offsets: text offset of each token.
         """
 

@@ -338,7 +338,6 @@ def _truncation(body: PooledRequest, longest: int) -> Truncation | None:
     maximum.
 
     Args:
-        body: the body.
         longest: maximum tokens of a prompt.
     """
     number = body.truncate_prompt_tokens

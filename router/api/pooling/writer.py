@@ -83,7 +83,6 @@ class VectorWriter(PooledWriter):
     """Writes vectors in the format of /v1/embeddings and /pooling.
 
     Args:
-        generation: the generation.
         response: properties of the response.
         kind: `object` of an item.
         name: field of an item that contains the vector.
@@ -120,7 +119,6 @@ class CohereWriter(WholeWriter):
     Args:
         generation: the generation, with a vector per text.
         response: properties of the response.
-        texts: the texts.
         kinds: encodings of the vectors.
     """
 
@@ -156,7 +154,6 @@ class ClassWriter(PooledWriter):
     """Writes the labels of texts in the format of vLLM's /classify.
 
     Args:
-        generation: the generation.
         response: properties of the response.
         use_activation: whether to write probabilities instead of logits.
     """
@@ -179,7 +176,6 @@ class ScoreWriter(PooledWriter):
     """Writes the scores of pairs in the format of vLLM's /score.
 
     Args:
-        generation: the generation.
         response: properties of the response.
         pairs: for embedding models, the indices of the two prompts of each pair; empty for other
             models, for which each prompt is a pair.
@@ -212,7 +208,6 @@ class RerankWriter(ScoreWriter):
     """Writes documents by descending relevance, in the format common to Cohere, Jina and vLLM.
 
     Args:
-        generation: the generation.
         response: properties of the response.
         pairs: see ScoreWriter.
         documents: the texts; None to omit them.

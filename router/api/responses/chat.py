@@ -41,7 +41,6 @@ def chat_of(body: ResponsesRequest, messages: Messages, tools: ClientTools) -> C
     """Converts a body of /v1/responses to a chat. Raises ApiError (400) if it is malformed.
 
     Args:
-        body: the body.
         messages: messages of the conversation, including those of `input`, without
             `instructions`.
         tools: the tools of the body.
@@ -84,9 +83,6 @@ class Turns:
     """The turns of a chat; the first ones can be dropped.
 
     A turn starts with a user message; system messages are always kept.
-
-    Args:
-        chat: the chat.
     """
 
     def __init__(self, chat: ChatRequest) -> None:

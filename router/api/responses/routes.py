@@ -263,7 +263,6 @@ class ResponsesRoutes:
             owner: name of the API key.
             response_id: id of the response.
             messages: the conversation before the response, as JSON.
-            response: the response.
             message: the message that the response adds to the conversation; None if there is none
                 yet.
         """
@@ -306,7 +305,6 @@ def _turn(body: ResponsesRequest, before: bytes, ignored: Ignored) -> _Turn:
     """Creates the turn that a body requests.
 
     Args:
-        body: the body.
         before: earlier messages, as JSON.
         ignored: counts tools that are ignored.
 

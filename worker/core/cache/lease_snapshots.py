@@ -44,7 +44,6 @@ class LeaseSnapshots:
         next one.
 
         Args:
-            lease: the lease.
             start: first position; for a draft row, the minimum position of its newest token.
             end: end of the positions; for a draft row, the maximum position of its newest token.
             of_drafts: whether it is a draft row. Such a row can only store the state that it starts

@@ -25,7 +25,6 @@ class OutputBuffer:
         tokens are included in the next delta after their chunk is computed.
 
         Args:
-            request: the request.
             stop_reason: stop token that ended the request; None if none did.
             draft: the request's running block, if requested (block diffusion).
         """

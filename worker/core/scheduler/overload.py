@@ -83,7 +83,6 @@ class LoadShedder:
 
     Args:
         limits: limits of the queue.
-        queue: the queue.
         cache: provides the number of free slots.
         drain: drain rate of the queue.
     """

@@ -171,7 +171,6 @@ def positive_integer(raw: Mapping[str, Any], key: str, within: str = "") -> int:
 
     Args:
         raw: config.json, or an object in it.
-        key: the key.
         within: path of that object, for messages, such as "rope_scaling.".
 
     Raises:

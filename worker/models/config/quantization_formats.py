@@ -127,7 +127,11 @@ class _Source:
         )
 
     def group_size(self, value: object) -> int:
-        """Number of input features per group; 0 for all. Raises ValueError for anything else."""
+        """Number of input features per group; 0 if one group spans all of them (`value` is -1 or
+        None).
+
+        Raises ValueError unless `value` is a positive integer, -1 or None.
+        """
         if value in (None, -1):
             return 0
         if type(value) is not int or value < 1:

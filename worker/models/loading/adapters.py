@@ -65,7 +65,6 @@ class ModelAdapters:
     weights are loaded.
 
     Args:
-        model: the model.
         max_loras: number of slots on the device.
         max_rank: maximum rank of an adapter.
         is_native: whether the compiled CPU library computes the LoRA matmuls.

@@ -25,7 +25,6 @@ class VocabularyAdapters:
     """Adapters of the embedding and the LM head. Adds buffers to the two layers.
 
     Args:
-        model: the model.
         max_loras: number of slots on the device.
         max_rank: maximum rank of an adapter.
         is_native: whether the compiled CPU library computes the LoRA matmuls.

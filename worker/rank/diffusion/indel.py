@@ -59,7 +59,6 @@ class _Block:
     """One block in a round.
 
     Args:
-        batch: the batch.
         index: the block's index.
         state: the block's state, edited in place.
         logits: [scored positions, vocab]: its logits.

@@ -65,7 +65,6 @@ def decode_batch(
     """Batch of a decode step that computes one position [F] of each row.
 
     Args:
-        rows: the rows.
         positions: [F] int64: positions to compute.
         tables: the rank's tables.
         ends: [F]: `positions` + 1 on the host, for attention that requires exact lengths; None if

@@ -62,10 +62,10 @@ class DraftedStep:
         """Indices of the masked samples, and their masks, concatenated.
 
         Args:
-            source: the source Plan.
-            masks: masks of each masked row's samples, one more than its number of drafts; one for
-                an omitted row.
-            size: bytes of a mask.
+            source: Plan from which this one was placed.
+            masks: concatenated masks; each masked row has one per draft plus one, or a single one
+                if the row was omitted.
+            size: size of one mask in bytes.
         """
         first_samples = [0, *itertools.accumulate(row.num_samples for row in self.plan.rows)]
         rows = self._sampling_rows(source)

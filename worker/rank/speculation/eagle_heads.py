@@ -19,7 +19,6 @@ class EagleProposer(HeadProposer):
     """Drafts with an EAGLE-3 head, which is sharded like the model.
 
     Args:
-        model: the model.
         head: its head.
         tables: the rank's tables; drafts are written to the token pool, which the model reads.
         kv_caches: KV caches by layer, the head's included.

@@ -66,7 +66,6 @@ def create_heads(
 
     Args:
         config: the engine's configuration.
-        model: the model.
         head: its MTP head, in torch or in the compiled library, or an EAGLE-3 head.
         tables: the rank's tables.
         kv_caches: KV caches by layer, the head's included.

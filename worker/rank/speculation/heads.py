@@ -355,7 +355,6 @@ class HeadProposer(Proposer):
         """Drafts one token after the latest token of each row, and advances the rows to it.
 
         Args:
-            rows: the rows.
             number: number of the pass; pass 0 starts from the outputs that `follow` has kept.
             outputs: [heads, F, hidden]: outputs of the previous pass; unused in pass 0.
             ends: [F]: positions of the latest tokens, if the host knows them.

@@ -46,7 +46,6 @@ def translated(pattern: str, *, is_ascii: bool = False) -> str:
     """Translates a pattern to one that matches whole texts, `^(?:...)$`.
 
     Args:
-        pattern: the pattern.
         is_ascii: whether to match only printable ASCII, on which both languages agree.
 
     Raises:
