@@ -186,7 +186,7 @@ def _require_repository(repository: str, revision: str) -> None:
     except errors.RevisionNotFoundError as error:
         raise ValueError(
             f"Hub repository {repository} has no revision {revision}\n"
-            f"use a branch, tag or commit of {hub}/{repository}/commits"
+            f"use an existing branch, tag or commit: {hub}/{repository}/commits"
         ) from error
     except errors.RemoteEntryNotFoundError as error:
         raise ValueError(
@@ -214,7 +214,7 @@ def _raise_for_status(repository: str, hub: str, status: int) -> None:
         return
     if status in (401, 403) and get_token() is not None:
         raise ValueError(
-            f"the token in HF_TOKEN has no access to {repository} (HTTP {status})\n"
+            f"the Hugging Face token has no access to {repository} (HTTP {status})\n"
             f"check the name, and the token's permissions at {hub}/settings/tokens; public models "
             "need no token"
         )

@@ -328,7 +328,9 @@ def _with_keys_of(environment: Mapping[str, str], settings: Mapping[str, Any]) -
     if (text := environment.get(API_KEY)) is not None:
         keys = [key.strip() for key in text.split(",") if key.strip()]
         if not keys:
-            raise ValueError(f"{API_KEY} is set but empty: unset it to serve without API keys")
+            raise ValueError(
+                f"{API_KEY} is set but has no keys: unset it to serve without API keys"
+            )
         found["api_keys"] = [*(found.get("api_keys") or ()), *keys]
     if key := environment.get(ADMIN_API_KEY):
         found.setdefault("admin_api_key", key)

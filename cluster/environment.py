@@ -94,7 +94,7 @@ def prepare(
         RuntimeError: Ray Serve is already imported, so its settings can no longer be changed.
     """
     if "ray.serve" in sys.modules:
-        raise RuntimeError("the environment must be prepared before ray.serve is imported")
+        raise RuntimeError("ray.serve is already imported: prepare the environment first")
     if haproxy is None:
         haproxy = has_haproxy() and os.environ.get(ENABLE_HAPROXY) != "0"
     use_haproxy = local and haproxy

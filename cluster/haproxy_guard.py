@@ -55,7 +55,7 @@ PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
 """Seconds between checks of whether a new HAProxy responds."""
 CHECK_PERIOD_S = 1.0
-"""Seconds between two checks of HAProxy and of replicas. A check takes about 0.5 ms of CPU time."""
+"""Seconds between checks of HAProxy and of replicas. A check takes about 0.5 ms of CPU time."""
 HUNG_S = 3.0
 """Seconds without a response after which HAProxy is killed. It responds within milliseconds, and
 within 0.1 s on a machine with ten times as many busy threads as cores."""

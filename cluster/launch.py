@@ -280,7 +280,7 @@ class LocalFleet:
             except urllib.error.HTTPError as error:
                 problem = f"HTTP {error.code}"
             except OSError as error:
-                problem = str(error)
+                problem = str(getattr(error, "reason", error))
             time.sleep(0.05)
         raise LaunchError(
             f"{self.base_url}/ready did not return 200 within {timeout_s:g} s: {problem}"

@@ -112,7 +112,7 @@ def local_ray(num_cpus: int | None = None) -> Iterator[None]:
         RuntimeError: Ray is already imported, so that it would start without the token.
     """
     if "ray" in sys.modules:
-        raise RuntimeError("the environment must be set before ray is imported")
+        raise RuntimeError("ray is already imported: enter local_ray() first")
     before = dict(os.environ)
     directory = private_directory()
     for name, value in (ray_settings() | local_ray_settings()).items():

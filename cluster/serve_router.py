@@ -75,12 +75,13 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             settings: other options of RoutingConfig.
 
         Raises:
-            ValueError: the policy is unknown, or a rate or size is not positive.
+            ValueError: the policy is unknown, the rate is not greater than 0, or the cache is
+                smaller than a page.
         """
         if prefill_tokens_per_s <= 0 or cache_tokens < _PAGE_SIZE:
             raise ValueError(
-                "prefill_tokens_per_s and cache_tokens must be positive, got "
-                f"{prefill_tokens_per_s} and {cache_tokens}"
+                "prefill_tokens_per_s must be greater than 0 and cache_tokens at least "
+                f"{_PAGE_SIZE} (one page), got {prefill_tokens_per_s} and {cache_tokens}"
             )
         config = from_options(RoutingConfig, {"routing_policy": routing_policy, **settings})
         self._fleet = Fleet(config)

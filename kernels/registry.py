@@ -117,7 +117,9 @@ class OpRegistry:
     def set_backend(self, backend: Backend) -> None:
         """Selects "auto" (Triton on CUDA), "torch" or "triton" for all ops of the process."""
         if backend not in BACKENDS:
-            raise ValueError(f"unknown kernel backend {backend!r}: use one of {BACKENDS}")
+            raise ValueError(
+                f"unknown kernel backend {backend!r}: choose from {', '.join(BACKENDS)}"
+            )
         self.backend = backend
         for op in self._ops.values():
             op.select()

@@ -92,7 +92,7 @@ class SchedulingConfig:
                 option_name(self, name) for name in ("max_num_batched_tokens", "max_num_seqs")
             )
             raise ValueError(
-                f"{tokens} ({self.max_num_batched_tokens}) must be greater than or equal to {seqs} "
+                f"{tokens} ({self.max_num_batched_tokens}) must be at least {seqs} "
                 f"({self.max_num_seqs}): each running request computes one token per step"
             )
 
@@ -250,7 +250,8 @@ class DllmConfig:
         features = get_args(DllmFeature)
         if unknown := [name for name in self.disable if name not in features]:
             name = option_name(self, "dllm_disable")
-            raise ValueError(f"{name}: unknown {unknown[0]}, choose from {', '.join(features)}")
+            known = ", ".join(features)
+            raise ValueError(f"{name}: unknown optimization {unknown[0]!r}: choose from {known}")
         if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
             name = option_name(self, "dllm_threshold")
             raise ValueError(f"{name} must be in [0, 1], got {self.threshold}")
@@ -340,7 +341,10 @@ def _lora_module(text: str) -> LoraModule:
         try:
             module = msgspec.json.decode(text, type=analyzed(LoraModule))
         except msgspec.MsgspecError as error:
-            raise ValueError(f"--lora-modules: {error}: {text!r}") from error
+            raise ValueError(
+                f"--lora-modules: {text!r} must be NAME=FOLDER, or a JSON object with name and "
+                f"path: {error}"
+            ) from error
     else:
         name, _, path = text.partition("=")
         module = LoraModule(name=name, path=path)
@@ -392,7 +396,7 @@ class ExecutionConfig:
             raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")
         if any(size < 1 for size in self.cudagraph_capture_sizes):
             raise ValueError(
-                "each of --cudagraph-capture-sizes must be at least 1, got "
+                "all values of --cudagraph-capture-sizes must be at least 1, got "
                 f"{min(self.cudagraph_capture_sizes)}"
             )
         _check_not_negative(self, "cpu_threads")
@@ -487,23 +491,23 @@ class EngineConfig:
         backend = self.execution.attention_backend
         if self.batch_invariant and backend == "flash":
             raise ValueError(
-                f"--attention-backend {backend} is not batch-invariant: use auto, "
-                "or --no-batch-invariant"
+                f"--attention-backend {backend} is not batch-invariant: use "
+                "--attention-backend auto, or --no-batch-invariant"
             )
         if self.execution.cpu_backend == "native" and self.cache.is_fp8:
             raise ValueError(
                 "--cpu-backend native does not support --kv-cache-dtype "
-                f"{self.cache.kv_cache_dtype}: use auto for one of them"
+                f"{self.cache.kv_cache_dtype}: set one of them to auto"
             )
         if self.execution.cpu_backend == "native" and self.head_checkpoint:
             raise ValueError(
-                "--cpu-backend native does not support --speculative-method eagle3: use auto, or "
-                "ngram, draft or mtp"
+                "--cpu-backend native does not support --speculative-method eagle3: use "
+                "--cpu-backend auto, or --speculative-method ngram, draft or mtp"
             )
         if self.execution.cpu_backend == "native" and self.adapts_vocabulary:
             raise ValueError(
-                "--cpu-backend native does not support --enable-lora-embeddings: use auto, or "
-                "remove --enable-lora-embeddings"
+                "--cpu-backend native does not support --enable-lora-embeddings: use "
+                "--cpu-backend auto, or remove --enable-lora-embeddings"
             )
 
     @property

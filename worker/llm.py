@@ -431,7 +431,10 @@ def _spread(
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
     if len(params) != len(prompts):
-        raise ValueError(f"got {len(params)} sampling_params for {len(prompts)} prompts")
+        raise ValueError(
+            f"got {len(params)} sampling_params for {len(prompts)} prompts: pass one for all, or "
+            "one per prompt"
+        )
     return list(params)
 
 

@@ -60,7 +60,7 @@ class AutoscalingConfig:
                 raise ValueError(f"{option_name(self, name)} must be in (0, 1], got {value}")
         for name in ("target_queue_delay_ms", "backlog_horizon_s"):
             if (value := getattr(self, name)) <= 0.0:
-                raise ValueError(f"{option_name(self, name)} must be above 0, got {value}")
+                raise ValueError(f"{option_name(self, name)} must be greater than 0, got {value}")
         for name in ("upscale_delay_s", "downscale_delay_s", "downscale_to_zero_delay_s"):
             if (value := getattr(self, name)) < 0.0:
                 raise ValueError(f"{option_name(self, name)} must not be negative, got {value}")

@@ -21,7 +21,7 @@ window of Kubernetes' HorizontalPodAutoscaler."""
 
 
 class CpuMeter:
-    """Measures this process's CPU usage between two readings."""
+    """Measures this process's CPU usage between readings."""
 
     def __init__(self) -> None:
         self._at = time.monotonic()

@@ -26,7 +26,7 @@ class _Start:
     since: float
     """Time of the first observation of the start."""
     seen: bool
-    """Whether the start began between two observations, so that its duration is known."""
+    """Whether the start began between observations, so that its duration is known."""
 
 
 class StartTimes:

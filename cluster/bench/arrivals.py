@@ -21,7 +21,8 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list
     """
     if rate <= 0 or burstiness <= 0:
         raise ValueError(
-            f"--request-rate and --burstiness must be positive, got {rate:g} and {burstiness:g}"
+            "--request-rate and --burstiness must be greater than 0, got "
+            f"{rate:g} and {burstiness:g}"
         )
     if math.isinf(rate):
         return [0.0] * count
@@ -51,7 +52,8 @@ def phased_arrival_times(phases: Sequence[tuple[float, float]], seed: int) -> li
     for number, (seconds, rate) in enumerate(phases):
         if seconds <= 0.0 or rate < 0.0:
             raise ValueError(
-                f"phases must have a positive duration and a rate of at least 0, got {seconds:g} s "
+                "phases must have a duration greater than 0 and a rate of at least 0, got "
+                f"{seconds:g} s "
                 f"at {rate:g} requests/s"
             )
         count = max(1, round(seconds * rate)) if rate else 0

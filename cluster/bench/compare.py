@@ -335,8 +335,10 @@ def _read(path: str) -> _Runs:
     for file in files:
         try:
             result = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"cannot read result {file}: {error}") from error
+        except OSError as error:
+            raise ValueError(f"cannot read result {file}: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(f"result {file} is not valid JSON: {error}") from error
         for stage in result.get("stages") or [{**result, "label": _WHOLE}]:
             run = _run({"seed": result.get("seed"), **stage}, file)
             found.setdefault(stage["label"], []).append(run)

@@ -38,12 +38,13 @@ class MetricOptions:
         for name in self.percentile_metrics:
             if name not in METRICS:
                 raise ValueError(
-                    f"--percentile-metrics: unknown {name}, choose from {', '.join(METRICS)}"
+                    f"--percentile-metrics: unknown metric {name!r}: choose from "
+                    f"{', '.join(METRICS)}"
                 )
         for name in self.goodput or {}:
             if name not in GOODPUT_METRICS:
                 raise ValueError(
-                    f"--goodput: unknown {name}, choose from {', '.join(GOODPUT_METRICS)}"
+                    f"--goodput: unknown metric {name!r}: choose from {', '.join(GOODPUT_METRICS)}"
                 )
 
 

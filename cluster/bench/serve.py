@@ -272,7 +272,8 @@ def model_card(options: ServeOptions) -> dict[str, Any]:
             return {}
         raise ValueError(f"{url} returned HTTP {error.code}: check --api-key") from error
     except OSError as error:
-        raise ValueError(f"cannot connect to {options.base_url}: {error}") from error
+        reason = getattr(error, "reason", error)
+        raise ValueError(f"cannot connect to {options.base_url}: {reason}") from error
     matching = [card for card in cards if card.get("id") == options.model]
     return dict((matching or cards or [{}])[0])
 

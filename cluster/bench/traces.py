@@ -66,9 +66,13 @@ class TraceFile(NamedTuple):
                 decoder = msgspec.json.Decoder(TraceLine)
                 return [decoder.decode(line) for line in file if line.strip()]
         except (OSError, msgspec.DecodeError) as error:
+            problem = (
+                f"cannot read trace {self.path}: {error.strerror}"
+                if isinstance(error, OSError)
+                else f"{self.path} is not a Mooncake trace ({error})"
+            )
             raise ValueError(
-                f"cannot read trace {self.path} ({error}): download FAST25-release/traces from "
-                "kvcache-ai/Mooncake"
+                f"{problem}; download FAST25-release/traces from kvcache-ai/Mooncake"
             ) from error
 
 

@@ -182,7 +182,7 @@ def _model_of(endpoint: Endpoint, options: GenerationOptions) -> str:
     names = endpoint.models()
     if options.model and options.model not in names:
         raise ValueError(
-            f"no model {options.model} at {endpoint.base}, choose from {', '.join(names)}"
+            f"no model {options.model!r} at {endpoint.base}: choose from {', '.join(names)}"
         )
     if not names:
         raise ValueError(f"no model at {endpoint.base} is available to this API key")

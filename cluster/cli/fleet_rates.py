@@ -1,4 +1,4 @@
-"""Rows of `rayfleet top`: rates between two scrapes of /metrics, and agent sessions."""
+"""Rows of `rayfleet top`: rates between scrapes of /metrics, and agent sessions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SessionRow:
     model: str
     """Name of the model."""
     live: int
-    """Number of sessions with requests in flight, or between two requests."""
+    """Number of sessions with requests in flight, or between requests."""
     waiting: int
     """Number of sessions that wait until workers have room for them."""
     longest_wait_s: float | None

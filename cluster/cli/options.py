@@ -140,7 +140,7 @@ class ObjectOption:
         try:
             given = json.loads(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+            raise argparse.ArgumentTypeError(f"not valid JSON: {error}") from error
         if not isinstance(given, dict):
             raise argparse.ArgumentTypeError(f"not a JSON object: {text}")
         return {
@@ -153,7 +153,7 @@ class ObjectOption:
             match = difflib.get_close_matches(key, self.hints, 1)
             hint = f"did you mean {match[0]}?" if match else f"supported: {', '.join(self.hints)}"
             hint = REMOVED.get(key, hint)
-            raise argparse.ArgumentTypeError(f"unknown key {key} ({hint})")
+            raise argparse.ArgumentTypeError(f"unknown key {key!r} ({hint})")
         if key in self._others and isinstance(value, str):
             value = self._others[key].field.metadata.get("spellings", {}).get(value, value)
         try:

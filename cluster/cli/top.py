@@ -69,7 +69,7 @@ class TopOptions(EndpointOptions):
     def __post_init__(self) -> None:
         EndpointOptions.__post_init__(self)
         if not self.interval_s > 0.0:
-            raise ValueError(f"--interval-s must be above 0, got {self.interval_s}")
+            raise ValueError(f"--interval-s must be greater than 0, got {self.interval_s}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

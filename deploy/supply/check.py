@@ -122,7 +122,7 @@ def audit(program: str, lock: Lock) -> list[str]:
         lock: distributions to check.
 
     Raises:
-        NotAuditedError: the service did not respond, or has no data on some distributions.
+        NotAuditedError: pip-audit failed, or the service has no data on some distributions.
     """
     # The service has no data for local versions (+cpu), and returns nothing for unknown versions.
     wanted_pins = [
@@ -155,8 +155,13 @@ def _audited(program: str, requirements: Sequence[str]) -> list[dict[str, Any]]:
                 timeout=TIMEOUT_S,
             )
             found: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
-        except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
-            raise NotAuditedError(f"the service did not respond: {error}") from error
+        except OSError as error:
+            raise NotAuditedError(f"cannot run {program}: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise NotAuditedError(f"pip-audit did not finish within {TIMEOUT_S} s") from error
+        except (ValueError, KeyError) as error:
+            end = done.stderr.strip().rpartition("\n")[2]
+            raise NotAuditedError(f"pip-audit wrote no report: {end:.500}") from error
     skipped = [package["name"] for package in found if "vulns" not in package]
     if skipped or len(found) != len(requirements):
         raise NotAuditedError(

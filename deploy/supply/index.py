@@ -119,7 +119,10 @@ def parse_lock(text: str) -> dict[str, Locked]:
     body = re.sub(r"(?m)^#.*\n", "", text)
     rest = _ENTRY.sub("", body).strip()
     if rest:
-        raise ValueError(f"not name==version with hashes: {rest.splitlines()[0]}")
+        raise ValueError(
+            f"lock file entry must be name==version with hashes, got {rest.splitlines()[0]!r}: run "
+            "`make lock`"
+        )
     return {
         canonicalize_name(name): Locked(version, tuple(re.findall(r"sha256:(\w+)", hashes)))
         for name, version, hashes in _ENTRY.findall(body)

@@ -91,7 +91,9 @@ def _flags_without(most: str) -> list[str]:
     if not most:
         return []
     if most not in _WITHOUT:
-        raise NativeUnavailable(f"unknown {MAX_CPU_ISA} {most!r}: use {', '.join(_WITHOUT)}")
+        raise NativeUnavailable(
+            f"unknown {MAX_CPU_ISA} {most!r}: choose from {', '.join(_WITHOUT)}"
+        )
     kinds = list(_WITHOUT)
     return [flag for kind in kinds[: kinds.index(most) + 1] for flag in _WITHOUT[kind]]
 

@@ -1,7 +1,7 @@
 """KeyedNames: keyed hashes of block hashes and texts, which reveal only whether they are equal.
 
-Block hashes have no secret: given a log of them, anyone can hash a suspected prompt and check
-whether it occurs. With a key known only to the gateway this is impossible.
+Block hashes are unkeyed: anyone with a log of them can hash a suspected prompt and check whether it
+occurs. A key known only to the gateway prevents this.
 """
 
 from __future__ import annotations

@@ -64,7 +64,9 @@ class DecisionLog:
                 path, max_bytes=max_bytes // 2, buffering=_BUFFER, others=f"{name}-gw-*.jsonl"
             )
         except OSError as error:
-            raise ValueError(f"decision_log {folder}: {error}") from error
+            raise ValueError(
+                f"decision_log: cannot write to {folder}: {error.strerror or error}"
+            ) from error
 
     def worker(self, worker: WorkerState) -> None:
         """Logs a worker that has attached."""
@@ -138,7 +140,9 @@ def _read_key(path: str) -> bytes:
     try:
         secret = Path(path).read_bytes().strip()
     except OSError as error:
-        raise ValueError(f"decision_log_key_file {path}: {error}") from error
+        raise ValueError(
+            f"decision_log_key_file: cannot read {path}: {error.strerror or error}"
+        ) from error
     if len(secret) < _MIN_SECRET_BYTES:
         raise ValueError(
             f"decision_log_key_file {path} has fewer than {_MIN_SECRET_BYTES} bytes: fill it with "
@@ -162,7 +166,7 @@ def read_decisions(path: str) -> Iterator[LogLine]:
         try:
             lines = file.read_bytes().splitlines()
         except OSError as error:
-            raise ValueError(f"cannot read the decision log {file}: {error}") from error
+            raise ValueError(f"cannot read the decision log {file}: {error.strerror}") from error
         for number, line in enumerate(lines, 1):
             try:
                 yield decoder.decode(line)

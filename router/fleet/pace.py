@@ -38,7 +38,7 @@ class FleetPace:
         self._due = _NUM_COEFFICIENTS
         """Number of observations at which `costs` is computed next."""
         self._spacing_s = 0.0
-        """Minimum seconds between two observations of a worker."""
+        """Minimum seconds between observations of a worker."""
         self._usual = 1.0
         """Factor of a worker without observations."""
         # Arrays by row.
@@ -90,7 +90,7 @@ class FleetPace:
             self._logs[row] = self._factors[row] = np.nan
 
     def busy_s(self, row: int, before: PrefillSteps, after: PrefillSteps) -> float:
-        """Seconds that steps between two reports have spent on prefills."""
+        """Seconds that steps between reports have spent on prefills."""
         num_steps = after.num_steps - before.num_steps
         if num_steps <= 0:
             return 0.0

@@ -34,7 +34,7 @@ IDLE = 0.25
 session even if its cache is full, since it has time to recompute evicted pages. Interactive
 sessions, with pauses of a minute, fill caches without keeping workers busy."""
 EXCEED_S = 10.0
-"""Minimum seconds between two sessions that are admitted to full caches of idle workers: the prompt
+"""Minimum seconds between sessions that are admitted to full caches of idle workers: the prompt
 of the first must show up in the workers' reports before the next is admitted."""
 _MIN_RETURNS = 0.5
 _END_WEIGHT, _RETURN_WEIGHT = 1 / 32, 1 / 16

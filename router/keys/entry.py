@@ -86,10 +86,12 @@ def named(name: str, table: object) -> KeyEntry:
     unknown = sorted(set(table) - options - {"key", "keys"})
     if unknown:
         known = ", ".join(["key", "keys", *sorted(options)])
-        raise ValueError(f"[{name}] has unknown options: {', '.join(unknown)} (known: {known})")
+        raise ValueError(f"[{name}] has unknown options: {', '.join(unknown)} (supported: {known})")
     keys = [table["key"]] if "key" in table else table.get("keys")
     if not isinstance(keys, list) or not keys or not all(isinstance(k, str) and k for k in keys):
-        raise ValueError(f"[{name}] requires `key` or a list `keys`")
+        raise ValueError(
+            f"[{name}] requires `key` (a non-empty string) or `keys` (a list of such strings)"
+        )
     values = {option: _value(name, option, table[option]) for option in options & set(table)}
     return KeyEntry(name=name, digests=tuple(map(_digest, keys)), **values)
 

@@ -102,7 +102,9 @@ class KeyFile:
             try:
                 entries += parse_keys(text.decode())
             except UnicodeDecodeError as error:
-                raise ValueError(f"{where} is not UTF-8 text (byte {error.start})") from error
+                raise ValueError(
+                    f"{where} is not UTF-8 text (byte {error.start}): save it as UTF-8"
+                ) from error
             except tomllib.TOMLDecodeError as error:
                 raise ValueError(f"{where} is not valid TOML: {error}") from error
             except ValueError as error:
@@ -138,4 +140,4 @@ def check_unique(entries: Sequence[KeyEntry]) -> None:
             if owners.setdefault(digest, entry.name) != entry.name:
                 raise ValueError(f"[{owners[digest]}] and [{entry.name}] have the same key")
     if doubles:
-        raise ValueError(f"two keys have the name {doubles[0]}")
+        raise ValueError(f"the name [{doubles[0]}] is used more than once")

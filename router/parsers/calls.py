@@ -65,7 +65,7 @@ def read_checked(marker: str, separator: str) -> Read:
 
     Args:
         marker: text before the JSON.
-        separator: text between two objects.
+        separator: text between objects.
     """
 
     def read(text: str, properties: Properties) -> list[ToolCall] | None:

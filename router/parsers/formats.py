@@ -69,7 +69,7 @@ class ToolFormat:
     after: str = ""
     """Text after the arguments of an enforced call."""
     separator: str = "\n"
-    """Text between two enforced calls."""
+    """Text between enforced calls."""
     style: Literal["json", "qwen_xml", "glm_xml"] = "json"
     """xgrammar's name of the argument format."""
     ids: CallIds = "any"
@@ -145,7 +145,7 @@ _ENVELOPE = re.compile(r"\s*+(?:,[^{}]*+)?\}?\s*+[\];]?\s*+")
 """Pattern of the text after the arguments of a JSON call, including further members of its object,
 which are ignored."""
 _NEXT = re.compile(r"\s{0,32}\}\s{0,32},\s{0,32}(?=\{)")
-"""Pattern of the text between two calls of a list."""
+"""Pattern of the text between calls of a list."""
 _TAG_NAME = rf"[^\S\n]{{0,8}}{_NAME}[^\S\n]{{0,8}}"
 
 

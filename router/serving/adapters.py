@@ -137,9 +137,9 @@ class AdapterRegistry:
                 "lora_name",
             )
         if name in self._static:
-            raise bad_request(f"{name} is configured by --lora-modules: remove it there")
+            raise bad_request(f"{name} is configured by --lora-modules: use another lora_name")
         if name not in self._loaded and len(self._loaded) >= MAX_ADAPTERS:
-            raise bad_request(f"{MAX_ADAPTERS} adapters are loaded: unload one first")
+            raise bad_request(f"the maximum of {MAX_ADAPTERS} adapters is loaded: unload one first")
         version = await _checked_version(folder, checks)
         async with self._shared.lock:
             await self._shared.refresh()

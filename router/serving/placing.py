@@ -30,7 +30,7 @@ _MAX_RETRIES = 2
 FIRST_PAUSE_S = 0.1
 """Seconds between the first two attempts to resume a request; doubled with each attempt."""
 LAST_PAUSE_S = 2.0
-"""Maximum seconds between two attempts to resume a request; a worker that becomes ready ends the
+"""Maximum seconds between attempts to resume a request; a worker that becomes ready ends the
 pause early."""
 
 

@@ -52,7 +52,10 @@ def recommended_sampling(model: str, source: str) -> dict[str, Any]:
     if source == "auto":
         return load_sampling_defaults(model)
     if not (checkpoint_folder(source) / "generation_config.json").is_file():
-        raise ValueError(f"--generation-config: no generation_config.json in {source}")
+        raise ValueError(
+            f"--generation-config: no generation_config.json in {source}: use auto, vllm, or a "
+            "folder that has one"
+        )
     ends = eos_token_ids(read_json(checkpoint_folder(source) / "generation_config.json"))
     return load_sampling_defaults(source) | ({"stop_token_ids": ends} if ends else {})
 

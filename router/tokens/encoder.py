@@ -453,9 +453,13 @@ class ChatPrompt:
             )
             if self.continues:
                 return _up_to_end_of(self.messages[-1]["content"], text)
-        except (ValueError, AttributeError, RecursionError) as error:
-            # Templates are code of checkpoints, and receive any JSON that the client sends.
+        # Templates are code of checkpoints, and receive any JSON that the client sends.
+        except ValueError as error:
             raise bad_request(str(error), "messages") from error
+        except AttributeError as error:
+            raise bad_request(f"the chat template failed: {error}", "messages") from error
+        except RecursionError as error:
+            raise bad_request("messages or tools are nested too deeply", "messages") from error
         return text
 
 
@@ -577,7 +581,9 @@ def _up_to_end_of(last: str, text: str) -> str:
     # HAZARD: str.rfind takes quadratic time on repetitive texts, str.find linear time.
     after = text[::-1].find(body[::-1])
     if not body or after < 0:
-        raise ValueError("the chat template does not render the last message verbatim")
+        raise ValueError(
+            "the last message cannot be continued: it is empty, or the chat template changes it"
+        )
     end = len(text) - after
     rest = last[len(last.rstrip()) :]
     return text[: end + len(rest)] if text.startswith(rest, end) else text[:end]

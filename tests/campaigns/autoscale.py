@@ -74,7 +74,7 @@ class AutoscaleOptions:
         for name in ("pace", "low_s", "high_s", "after_s", "noise_s", "downscale_delay_s"):
             if getattr(self, name) <= 0.0:
                 flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} must be above 0, got {getattr(self, name)}")
+                raise ValueError(f"{flag} must be greater than 0, got {getattr(self, name)}")
 
     @property
     def shape(self) -> FleetShape:

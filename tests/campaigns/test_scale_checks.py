@@ -103,5 +103,5 @@ def test_what_breaks_first_is_what_takes_most() -> None:
 
 
 def test_a_wrong_value_is_named() -> None:
-    with pytest.raises(ValueError, match="--workers must be above 0"):
+    with pytest.raises(ValueError, match="--workers must be greater than 0"):
         ScaleOptions(workers=0)

@@ -115,7 +115,7 @@ async def test_errors_are_single_lines(
         await run("localhost:8000", "chat", "hello")
     await rig.start()
     async with rig.server() as url:
-        with pytest.raises(ValueError, match=r"no model other at .*, choose from stub, alias"):
+        with pytest.raises(ValueError, match=r"no model 'other' at .*: choose from stub, alias"):
             await run(url, "chat", "hello", "--model", "other")
         # In a chat the next message may do better; a script sees it by the exit code.
         assert await run(url, "chat", "--top-p", "9", lines="hello\nagain\n") == 1

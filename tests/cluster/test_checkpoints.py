@@ -183,7 +183,7 @@ def test_an_unknown_revision_has_a_remedy(tmp_path: Path) -> None:
     with hub({MODEL: (404, "RevisionNotFound")}) as url:
         of_hub, of_folder = serve_each(tmp_path, *commands, HF_ENDPOINT=url)
     assert "org/model has no revision v9" in of_hub[0]
-    assert f"branch, tag or commit of {url}/org/model/commits" in of_hub[1]
+    assert f"branch, tag or commit: {url}/org/model/commits" in of_hub[1]
     assert "revision v9 is not supported for a folder" in of_folder[0]
     assert len(of_folder) == 2
 

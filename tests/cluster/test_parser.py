@@ -69,12 +69,12 @@ from cluster.config import UNSUPPORTED
         (
             'serve --routing-config {"decision_log_mb":3}',
             "rayfleet serve",
-            "unknown key decision_log_mb (did you mean decision_log_mib?)",
+            "unknown key 'decision_log_mb' (did you mean decision_log_mib?)",
         ),
         (
             'serve --scheduler-config {"prefill_max_ms":25}',
             "rayfleet serve",
-            "unknown key prefill_max_ms (replaced by default_tpot_ms, the time per token",
+            "unknown key 'prefill_max_ms' (replaced by default_tpot_ms, the time per token",
         ),
         (
             'serve --scheduler-config {"urgent_first_steps":"x"}',
@@ -82,7 +82,7 @@ from cluster.config import UNSUPPORTED
             "urgent_first_steps: Expected `int`, got `str`",
         ),
         ("serve --dllm-config [1]", "rayfleet serve", "not a JSON object: [1]"),
-        ("serve --dllm-config {", "rayfleet serve", "not JSON: "),
+        ("serve --dllm-config {", "rayfleet serve", "not valid JSON: "),
         ("serve --hurry", "rayfleet serve [FLAGS] [model]", "unknown flag --hurry"),
         (
             "serve one/model another",

@@ -138,5 +138,5 @@ async def test_a_removed_replica_gets_no_calls() -> None:
 async def test_invalid_settings_are_rejected() -> None:
     with pytest.raises(ValueError, match="unknown routing policy"):
         Rig(1, routing_policy="best")
-    with pytest.raises(ValueError, match="positive"):
+    with pytest.raises(ValueError, match="cache_tokens at least 16"):
         Rig(1, cache_tokens=0)

@@ -110,7 +110,7 @@ def test_locks_name_no_host_and_no_folder(path: Path) -> None:
 def test_a_lock_is_versions_with_hashes_and_nothing_else(line: str) -> None:
     good = render_lock({"six": Locked("1.17.0", (HASH,))}, "a comment")
     assert parse_lock(good) == {"six": Locked("1.17.0", (HASH,))}
-    with pytest.raises(ValueError, match="not name==version with hashes"):
+    with pytest.raises(ValueError, match="must be name==version with hashes"):
         parse_lock(good + line)
 
 

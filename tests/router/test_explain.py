@@ -157,7 +157,7 @@ def test_nobody_else_may_read_the_log(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("mine")
     (folder / "stub-gw2.jsonl").symlink_to(elsewhere)
-    with pytest.raises(ValueError, match=r"decision_log .*new/log"):
+    with pytest.raises(ValueError, match=r"decision_log: .*new/log"):
         written(folder, gateway="gw2")
     assert elsewhere.read_text() == "mine"
 
@@ -219,7 +219,7 @@ def test_gateways_may_share_a_key(tmp_path):
     assert (a.hashes, a.session) == (b.hashes, b.session) != (line.hashes, line.session)
     key.write_text("short")
     for path, problem in ((key, "fewer than 16 bytes"), (tmp_path / "none", "No such file")):
-        with pytest.raises(ValueError, match=f"decision_log_key_file .*{problem}"):
+        with pytest.raises(ValueError, match=f"decision_log_key_file.*{problem}"):
             written(folder, key_file=str(path))
     with pytest.raises(ValueError, match="decision_log_mib in --routing-config"):
         DecisionLogConfig(max_mib=0)

@@ -126,7 +126,7 @@ def test_contradictions_are_refused(tmp_path: Path, text: str, says: str) -> Non
 def test_two_files_with_one_name_are_refused(tmp_path: Path) -> None:
     for number in range(2):
         (tmp_path / f"{number}").write_text(f'[team]\nkey = "k{number}"\n')
-    with pytest.raises(ValueError, match="two keys have the name team"):
+    with pytest.raises(ValueError, match=r"the name \[team\] is used more than once"):
         KeyFile(str(tmp_path))
 
 

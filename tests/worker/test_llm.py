@@ -158,7 +158,7 @@ def test_an_invalid_checkpoint_is_reported_and_leaves_no_process(tmp_path: Path)
     assert failure.value.heals, "the folder may be created later"
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(RankFailure, match="cannot read") as failure:
+    with pytest.raises(RankFailure, match=r"config\.json is not valid JSON") as failure:
         LLM(str(tmp_path), **OPTIONS)
     assert not failure.value.heals
     assert rank_processes() == before

@@ -10,8 +10,8 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
-"""Time in seconds between two checks of the loop. Gateways check at the same rate and give up on a
-worker after 2 s, so they receive four heartbeats before that."""
+"""Time in seconds between checks of the loop. Gateways read heartbeats at the same rate once
+a worker has been silent for 1 s, and fail the worker after 2 s without a new one."""
 LATE_S = 0.5
 """Time in seconds without a beat after which the loop counts as blocked; normally, it beats every
 0.2 s. Heartbeats are only published while the loop is blocked."""

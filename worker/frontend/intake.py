@@ -20,7 +20,7 @@ parameters that a single request can have, 33 KB, take 0.8 ms to decode and vali
 SLICE_SUBMITS = 512
 """Maximum number of submits per slice. Each takes about 10 us here and 20 us at rank 0."""
 SLICE_ENTRIES = 1 << 14
-"""Maximum number of texts and tokens in parameters that rank 0 decodes between two steps. Each
+"""Maximum number of texts and tokens in parameters that rank 0 decodes between steps. Each
 takes about 0.1 us."""
 
 
@@ -82,7 +82,7 @@ class Intake:
 
 
 def slices(batch: SubmitBatch) -> Iterator[SubmitBatch]:
-    """Splits a batch into parts, each of which rank 0 receives between two steps. Grammars are in
+    """Splits a batch into parts, each of which rank 0 receives between steps. Grammars are in
     the first part, aborts in the last."""
     first = msgspec.structs.replace(batch, submits=[], aborts=[], admission=None)
     *parts, last = _parts(batch.submits)

@@ -22,7 +22,7 @@ from prometheus_client.core import (
 from worker.protocol.exposition import Histogram
 
 PERIOD_S: Final = 0.5
-"""Seconds between two probes of the event loop. Each probe wakes an idle process for 0.15 ms, with
+"""Seconds between probes of the event loop. Each probe wakes an idle process for 0.15 ms, with
 cold caches. Ten per second took 10 % of an idle gateway's CPU time."""
 LAG_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,

@@ -19,7 +19,7 @@ _BUFFER_BYTES = 4 << 20
 """Socket buffer size per direction in bytes, large enough for long prompts."""
 _READ_BYTES = 1 << 18
 _SILENCE_S = 5
-"""Idle time in seconds after which TCP probes the peer's node, and time between two probes."""
+"""Idle time in seconds after which TCP probes the peer's node, and time between probes."""
 _LOST_AFTER_S = 20
 """Seconds without a response after which a node counts as lost."""
 

@@ -94,7 +94,7 @@ class AdmissionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         names = [option.name for option in fields(AdmissionOptions)]
         if unknown := [name for name in self.given if name not in names]:
-            raise ValueError(f"unknown option {unknown[0]!r}: must be one of {', '.join(names)}")
+            raise ValueError(f"unknown option {unknown[0]!r}: choose from {', '.join(names)}")
         self.applied_to(AdmissionOptions())
 
     def applied_to(self, options: AdmissionOptions) -> AdmissionOptions:

@@ -33,7 +33,7 @@ def local_folder(model: str) -> Path | None:
     model, _, revision = model.partition("@")
     if revision and Path(model).expanduser().is_dir():
         raise ValueError(
-            f"{model} is a local folder, which has no revision {revision}: remove --revision"
+            f"{model} is a local folder, which has no revision {revision}: remove the revision"
         )
     if _can_only_be_folder(model):
         raise Unavailable(

@@ -286,7 +286,7 @@ def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingPa
         text = word.lstrip() or word
         plain = tokenizer.encode(text, add_special_tokens=False)
         if not plain:
-            raise ValueError(f"bad_words contains {word!r}, which has no tokens")
+            raise ValueError(f"bad_words contains {word!r}, which has no tokens: remove it")
         found.append(tuple(plain))
         spaced = tokenizer.encode(" " + text, add_special_tokens=False)
         if len(spaced) == len(plain) and spaced[0] != plain[0]:

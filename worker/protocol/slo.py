@@ -22,7 +22,7 @@ class Slo(
     objective.
 
     Raises:
-        ValueError: a time is not greater than 0.
+        ValueError: a time is not in (0, 1e12).
     """
 
     ttft_ms: float | None = None
@@ -37,7 +37,9 @@ class Slo(
             value = getattr(self, name)
             # Not "value <= 0", so that NaN is also rejected.
             if value is not None and not 0.0 < value < 1e12:
-                raise ValueError(f"slo.{name} must be greater than 0, got {value}")
+                raise ValueError(
+                    f"slo.{name} must be greater than 0 and less than 1e12, got {value}"
+                )
 
     @property
     def is_empty(self) -> bool:

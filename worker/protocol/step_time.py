@@ -36,7 +36,7 @@ _FORGETTING = 0.995
 """Factor by which the weight of an observation decays with each later similar one, so that about
 200 observations count."""
 _FORGOTTEN_EVERY = 2 * len(_SCALES)
-"""Number of observations between two forgetting steps: twice the number of terms, so that they
+"""Number of observations between forgetting steps: twice the number of terms, so that they
 cover all combinations of terms that vary."""
 _EXCITED = 0.05
 """Minimum contribution of a combination of terms for observations to be informative about it, as a

@@ -46,7 +46,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         if self.choice is not None:
             msgspec.structs.force_setattr(self, "choice", tuple(self.choice))
             if not self.choice or not all(self.choice):
-                raise ValueError("choice must be a list of non-empty strings")
+                raise ValueError("choice must be a non-empty list of non-empty strings")
         given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
         if len(given) != 1:
             found = "none" if not given else " and ".join(given)

@@ -39,6 +39,6 @@ class StepTimes(msgspec.Struct, array_like=True):
     process: float = 0.0
     """Applying results and creating reports."""
     deliver: float = 0.0
-    """Sending reports and receiving requests between two steps."""
+    """Sending reports and receiving requests between steps."""
     bubble: float = 0.0
-    """Idle time of rank 0 between two steps while there was work."""
+    """Idle time of rank 0 between steps while there was work."""

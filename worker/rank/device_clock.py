@@ -2,7 +2,7 @@
 
 CUDA events only measure time relative to each other. Steps are therefore chained: the times of a
 step are computed from the end of the previous step and the time between their events, so the gap
-between two steps is the one measured on the device. A chain begins at a step whose end is set to
+between steps is the one measured on the device. A chain begins at a step whose end is set to
 the time at which the host observed it. A new chain begins if the computed end of a step is later
 than the time at which the host observed it, or much earlier although the host was waiting.
 """

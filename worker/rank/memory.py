@@ -58,7 +58,7 @@ def await_free_memory(
     if free >= needed:
         return
     logger.info(
-        "%.1f of %.1f GB of %s are free; waiting for memory of exited processes",
+        "waiting for memory of exited processes: %.1f of %.1f GB of %s free",
         *(free / 1e9, total / 1e9, device),
     )
     most, began = free, clock()

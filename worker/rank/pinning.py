@@ -27,7 +27,7 @@ class PinnedRows:
     copies to and from their rows are slower.
 
     Pieces consist of whole rows and whole memory pages, so that no copy of a row crosses the
-    boundary between two pieces, which CUDA would reject.
+    boundary between pieces, which CUDA would reject.
 
     Args:
         tensor: contiguous rows in host memory, aligned to a memory page.

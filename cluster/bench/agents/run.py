@@ -58,11 +58,14 @@ class AgentOptions:
         for name in ("duration_s", "scale"):
             if getattr(self, name) <= 0:
                 flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} must be above 0, got {getattr(self, name):g}")
+                raise ValueError(f"--{flag} must be greater than 0, got {getattr(self, name):g}")
         if self.warmup_s < 0:
             raise ValueError(f"--warmup-s must not be negative, got {self.warmup_s:g}")
         if not self.sessions or min(self.sessions) < 1:
-            raise ValueError(f"--sessions must be at least 1, got {self.sessions}")
+            raise ValueError(
+                "--sessions must be a comma-separated list of positive integers, such as 8,16, got "
+                f"{list(self.sessions)}"
+            )
 
 
 def run_agents(options: AgentOptions) -> Result:

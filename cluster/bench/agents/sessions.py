@@ -76,7 +76,7 @@ def random_sessions(scale: float, seed: int) -> Iterator[AgentSession]:
 
 
 def random_gap_s(random: np.random.Generator) -> float:
-    """Seconds between two turns of an unattended agent; 86 % of these gaps are within a second."""
+    """Seconds between turns of an unattended agent; 86 % of these gaps are within a second."""
     place, exponent = random.random(), random.random()
     if place < 0.86:
         return float(random.uniform(0.1, 1.0))
@@ -97,14 +97,21 @@ def recorded_sessions(file: Path, scale: float) -> Iterator[AgentSession]:
     try:
         with file.open(newline="") as lines:
             rows = list(csv.DictReader(lines))
-        missing = [name for name in _COLUMNS if rows and name not in rows[0]]
-        if missing or not rows:
-            what = f"column {missing[0]} is missing" if missing else "the file has no rows"
-            raise ValueError(what)
-        sessions = _sessions_of(rows, scale)
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"--trace {file}: {error}") from error
-    return cycle(sessions)
+    except OSError as error:
+        raise ValueError(f"cannot read --trace {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"--trace {file} is not UTF-8 text") from error
+    missing = [name for name in _COLUMNS if rows and name not in rows[0]]
+    if missing or not rows:
+        what = f"column {missing[0]} is missing" if missing else "the file has no rows"
+        raise ValueError(f"--trace {file}: {what}")
+    try:
+        return cycle(_sessions_of(rows, scale))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"--trace {file}: every row must have integers in round_idx, input_len and output_len, "
+            "and a number or nothing in tool_wait_after_ms"
+        ) from error
 
 
 def _sessions_of(rows: Sequence[dict[str, str]], scale: float) -> list[AgentSession]:

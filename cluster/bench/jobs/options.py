@@ -52,7 +52,7 @@ class JobOptions:
         for name in ("rate", "duration", "max_stages", "speed", "length_scale"):
             if getattr(self, name) <= 0:
                 flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} must be above 0, got {getattr(self, name)}")
+                raise ValueError(f"{flag} must be greater than 0, got {getattr(self, name)}")
         for name in ("load_tasks", "wait_ready_s"):
             if getattr(self, name) < 0:
                 flag = "--" + name.replace("_", "-")

@@ -114,7 +114,7 @@ def _open_folder(options: JobOptions) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"cannot create --out {folder}: {error}") from error
+        raise ValueError(f"cannot create --out {folder}: {error.strerror or error}") from error
     return folder
 
 
@@ -157,7 +157,7 @@ def _wait_ready(url: str, seconds: float) -> None:
         except urllib.error.HTTPError as error:
             problem = f"HTTP {error.code}"
         except (OSError, http.client.HTTPException) as error:
-            problem = str(error)
+            problem = str(getattr(error, "reason", error))
         if problem != reported:
             note(f"waiting for {url}: {problem}")
             reported = problem
@@ -275,7 +275,7 @@ def _write(folder: Path, result: Result, stages: list[Result]) -> Result:
         data.write_text(json.dumps(json_ready({**result, "stages": stages}), allow_nan=False))
         page.write_text(write_page(result, stages))
     except OSError as error:
-        raise ValueError(f"cannot write to --out {folder}: {error}") from error
+        raise ValueError(f"cannot write to --out {folder}: {error.strerror or error}") from error
     rows = [_row(stage) for stage in stages]
     return {**result, "result_file": str(data), "report_file": str(page), "rows": rows}
 

@@ -47,7 +47,7 @@ class ScenarioOptions:
             )
         if self.rps < 0.0 or self.duration <= 0.0:
             raise ValueError(
-                "--rps must not be negative and --duration must be above 0, got "
+                "--rps must not be negative and --duration must be greater than 0, got "
                 f"{self.rps:g} and {self.duration:g}"
             )
         if self.compare_fifo and self.speculative_compare:

@@ -143,7 +143,7 @@ class SpeculativeOptions(Comparison):
         unknown = [kind for kind in self.kinds if kind not in SPECULATIVE_KINDS]
         if unknown:
             raise ValueError(
-                f"--kinds: unknown kind {unknown[0]!r}, choose from {', '.join(SPECULATIVE_KINDS)}"
+                f"--kinds: unknown kind {unknown[0]!r}: choose from {', '.join(SPECULATIVE_KINDS)}"
             )
 
     @classmethod

@@ -30,7 +30,7 @@ class KernelOptions:
         if self.context < 0:
             raise ValueError(f"--context must not be negative, got {self.context}")
         if not self.seconds > 0.0:
-            raise ValueError(f"--seconds must be positive, got {self.seconds}")
+            raise ValueError(f"--seconds must be greater than 0, got {self.seconds}")
         if min(self.rows, default=1) < 1:
             raise ValueError(
                 "--rows must be a comma-separated list of positive integers, such as 1,32, got "

@@ -38,7 +38,7 @@ def run_kernels(options: KernelOptions) -> Result:
     unknown = sorted(set(options.ops) - {*registry, *OTHER_OPS})
     if unknown:
         known = ", ".join(sorted({*registry, *OTHER_OPS}))
-        raise ValueError(f"--ops: unknown ops {', '.join(unknown)}, choose from {known}")
+        raise ValueError(f"--ops: unknown ops {', '.join(unknown)}: choose from {known}")
     skipped = unsupported_ops(torch.cuda.get_device_capability(device) if is_cuda else None)
     for name, reason in skipped.items():
         note(f"skipped {name}: {reason}")

@@ -73,7 +73,7 @@ class SimOptions:
         if self.seeds < 1:
             raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
         if self.scale <= 0.0:
-            raise ValueError(f"--scale must be above 0, got {self.scale}")
+            raise ValueError(f"--scale must be greater than 0, got {self.scale}")
         if self.policies and (OWN not in self.policies or len(self.policies) < 2):
             raise ValueError(
                 f"--policy must include {OWN} and at least one other policy, got "
@@ -99,7 +99,9 @@ def run_router_sim(options: SimOptions) -> Result:
     small = workloads(options.scale * _TUNING_SCALE, folder)
     names = options.workloads or tuple(makers)
     if unknown := [name for name in names if name not in makers]:
-        raise ValueError(f"unknown workloads {', '.join(unknown)}: choose from {', '.join(makers)}")
+        raise ValueError(
+            f"--workloads: unknown workloads {', '.join(unknown)}: choose from {', '.join(makers)}"
+        )
     known = ResultCache(options.resume)
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Any] = {}

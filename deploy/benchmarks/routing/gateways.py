@@ -208,7 +208,9 @@ def run_gateways(options: GatewayOptions) -> Result:
     known = (*makers, _AGENTS)
     names = options.workloads or known
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"unknown workloads {', '.join(unknown)}: choose from {', '.join(known)}")
+        raise ValueError(
+            f"--workloads: unknown workloads {', '.join(unknown)}: choose from {', '.join(known)}"
+        )
     number = options.gateways
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     rows: list[dict[str, Any]] = []

@@ -41,7 +41,9 @@ class ResultCache:
             lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
             self._known = {line["run"]: line["figures"] for line in lines}
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"--resume {path} is not a file of simulations: {error}") from error
+            raise ValueError(
+                f"--resume {path} is not a file of simulation results: use another path"
+            ) from error
 
     def take(self, run: Mapping[str, Any], simulate: Callable[[], Figures]) -> Figures:
         """Metrics of the simulation described by `run`: from the file if it has them, otherwise

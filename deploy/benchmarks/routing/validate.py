@@ -121,7 +121,7 @@ class _Engine(BenchEngine):
             report = self.step()
             done = time.monotonic() - start
             busy_s += done - now
-            # Wall time between two reports, which is what a step of the simulation represents.
+            # Wall time between reports, which is what a step of the simulation represents.
             self._model.observe(report.load.step_shape, done - now)
             for delta in report.deltas.get(GATEWAY, ()):
                 assert delta.error is None, delta.error

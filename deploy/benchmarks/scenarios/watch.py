@@ -57,7 +57,7 @@ class Watch:
     Args:
         base_url: URL of the endpoint, without /metrics.
         model: name of the fleet's model.
-        interval_s: seconds between two scrapes.
+        interval_s: seconds between scrapes.
         tell: called after each scrape.
     """
 

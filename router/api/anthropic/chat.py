@@ -104,7 +104,7 @@ def _effort(body: CountTokensRequest) -> Effort | None:
     is_enabled = thinking is not None and thinking.type == "enabled"
     budget = thinking.budget_tokens if thinking is not None else None
     if is_enabled and budget is None:
-        raise bad_request("thinking.budget_tokens is missing", "thinking")
+        raise bad_request("thinking.type enabled requires thinking.budget_tokens", "thinking")
     if output is not None and output.effort is not None:
         return output.effort
     if not is_enabled or budget is None:
@@ -121,7 +121,7 @@ def _choice(
     if choice.type != "tool":
         return _CHOICES[choice.type]
     if choice.name is None:
-        raise bad_request("tool_choice.name is missing", "tool_choice")
+        raise bad_request("tool_choice.type tool requires tool_choice.name", "tool_choice")
     if choice.name in unavailable:
         return "auto"
     return {"type": "function", "function": {"name": choice.name}}
@@ -132,7 +132,7 @@ def _check_edits(body: CountTokensRequest, ignored: Ignored) -> None:
     for edit in () if body.context_management is None else body.context_management.edits:
         if not edit.type.startswith(CONTEXT_EDITS) and not ignored.is_beta:
             raise bad_request(
-                f"context_management: unknown edit {edit.type[:64]}: omit it",
+                f"context_management: unknown edit {edit.type[:64]!r}: omit it",
                 "context_management",
             )
         ignored.count(f"context_management.{edit.type}")
@@ -191,7 +191,8 @@ def _messages(index: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Converts one Anthropic message to chat messages: first each tool result, then the rest."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise bad_request(f"messages[{index}].role must be user, assistant or system", "messages")
+        problem = f"messages[{index}].role must be user, assistant or system, got {role!r:.80}"
+        raise bad_request(problem, "messages")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):

@@ -45,7 +45,9 @@ class AuditLog:
         try:
             self._file = RotatedFile(path, max_bytes=MAX_BYTES, buffering=1, others="audit-*.jsonl")
         except OSError as error:
-            raise ValueError(f"--audit-log {folder}: {error}") from error
+            raise ValueError(
+                f"--audit-log: cannot write to {folder}: {error.strerror or error}"
+            ) from error
         self._fails = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -175,7 +175,9 @@ class _Gunzip:
             try:
                 piece = self._inflate.decompress(part, PIECE_BYTES)
             except zlib.error as error:
-                raise bad_request(f"invalid gzip body: {error}") from error
+                raise bad_request(
+                    "the body is not valid gzip data, although Content-Encoding is gzip"
+                ) from error
             if self._inflate.unused_data:
                 raise bad_request("trailing data after gzip stream")
             part = self._inflate.unconsumed_tail

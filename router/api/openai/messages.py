@@ -94,7 +94,8 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         known = ", ".join(ROLES)
-        raise bad_request(f"messages[{index}].role must be one of {known}", "messages")
+        problem = f"messages[{index}].role must be one of {known}, got {role!r:.80}"
+        raise bad_request(problem, "messages")
     content = message.get("content")
     if isinstance(content, list):
         content = "\n".join(_part(index, part) for part in content)

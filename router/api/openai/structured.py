@@ -79,7 +79,8 @@ def _of_format(response_format: dict[str, Any] | None) -> StructuredOutputsParam
         schema = wrapped.get("schema") if isinstance(wrapped, dict) else None
         if not isinstance(schema, dict):
             raise bad_request(
-                "response_format.json_schema must be an object with a schema", "response_format"
+                "response_format.json_schema.schema must be a JSON schema (an object)",
+                "response_format",
             )
         return _convert({"json": schema}, "response_format")
     if kind == "structural_tag":
@@ -91,5 +92,7 @@ def _of_format(response_format: dict[str, Any] | None) -> StructuredOutputsParam
 def _convert(given: dict[str, Any], field: str) -> StructuredOutputsParams:
     try:
         return msgspec.convert(given, analyzed(StructuredOutputsParams))
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise bad_request(f"{field}: {error}", field) from error
+    except RecursionError as error:
+        raise bad_request(f"{field} is nested too deeply", field) from error

@@ -280,8 +280,10 @@ def _choice(
 
 def _named_function(function: Any, functions: Mapping[str, Any]) -> str:
     name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or name not in functions:
-        raise bad_request("tool_choice names a function that is not in tools", "tool_choice")
+    if not isinstance(name, str):
+        raise bad_request("tool_choice must name a function (function.name)", "tool_choice")
+    if name not in functions:
+        raise bad_request(f"tool_choice: function {name!r:.200} is not in tools", "tool_choice")
     return name
 
 

@@ -345,7 +345,7 @@ def _truncation(body: PooledRequest, longest: int) -> Truncation | None:
         return None
     if not (number == -1 or 1 <= number <= longest):
         raise bad_request(
-            f"truncate_prompt_tokens must be 1 to {longest}, or -1 for this maximum, got {number}",
+            f"truncate_prompt_tokens must be in [1, {longest}], or -1 (the maximum), got {number}",
             "truncate_prompt_tokens",
         )
     return Truncation(longest if number == -1 else number, body.truncation_side or "right")
@@ -364,8 +364,8 @@ def _prefix(info: PoolingInfo, name: str | None) -> str:
     if name is None:
         return prompts.get(info.default_prompt, "")
     if name not in prompts:
-        known = ", ".join(prompts) or "none"
-        raise bad_request(f"unknown prompt_name {name!r}: this model has {known}", "prompt_name")
+        hint = f"choose from {', '.join(prompts)}" if prompts else "this model has none, omit it"
+        raise bad_request(f"unknown prompt_name {name!r}: {hint}", "prompt_name")
     return prompts[name]
 
 
@@ -377,7 +377,7 @@ def _cohere_prefix(info: PoolingInfo, input_type: str | None) -> str:
         return _prefix(info, None)
     if input_type not in prompts and input_type not in COHERE_PREFIXES:
         known = ", ".join(dict.fromkeys((*prompts, *COHERE_PREFIXES)))
-        raise bad_request(f"unknown input_type {input_type!r}: use one of {known}", "input_type")
+        raise bad_request(f"unknown input_type {input_type!r}: choose from {known}", "input_type")
     names = (input_type, *COHERE_PREFIXES.get(input_type, ()))
     return _prefix(info, next((name for name in names if name in prompts), None))
 
@@ -394,7 +394,8 @@ def _check_packable(kinds: Sequence[CohereFormat], size: int) -> None:
     """Raises ApiError (400) for binary vectors unless their size is a multiple of 8."""
     if size % 8 and not {"binary", "ubinary"}.isdisjoint(kinds):
         raise bad_request(
-            f"binary and ubinary need a multiple of 8 dimensions, got {size}", "embedding_types"
+            f"embedding_types binary and ubinary require a multiple of 8 dimensions, got {size}",
+            "embedding_types",
         )
 
 

@@ -107,5 +107,5 @@ def _form(form: TextFormat) -> dict[str, Any]:
     if form.type != "json_schema":
         return {"type": form.type}
     if form.schema is None or form.name is None:
-        raise bad_request("text.format of type json_schema must have name and schema", "text")
+        raise bad_request("text.format of type json_schema requires name and schema", "text")
     return {"type": "json_schema", "json_schema": {"name": form.name, "schema": form.schema}}

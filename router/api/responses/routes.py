@@ -80,7 +80,13 @@ class ResponsesRoutes:
                 return body, account.permitted(self._gateway, body.model)
 
             body, model = await run(read, size=len(payload), owner=account.name)
-            if body.background and (body.store is False or not self._store.is_open):
+            if body.background and not self._store.is_open:
+                raise bad_request(
+                    "background: true is not supported, since this server stores no responses "
+                    "(--responses-store-mib 0)",
+                    "background",
+                )
+            if body.background and body.store is False:
                 raise bad_request("background: true requires store: true", "background")
             before = b"[]"
             if body.previous_response_id is not None:
@@ -117,7 +123,8 @@ class ResponsesRoutes:
             raise bad_request("starting_after requires stream: true", "starting_after")
         if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
             raise bad_request(
-                "starting_after must be the sequence number of an event", "starting_after"
+                f"starting_after must be the sequence number of an event, got {after[:20]!r}",
+                "starting_after",
             )
         number = -1 if after is None else int(after)
         return await self._run(request, "follow" if is_stream else "retrieve", number)
@@ -182,8 +189,8 @@ class ResponsesRoutes:
             return run.log
         if stored.events is None:
             raise bad_request(
-                "only responses created with background and stream can be streamed again: omit "
-                "stream",
+                "only responses created with background: true and stream: true can be streamed "
+                "again: omit stream",
                 "stream",
             )
         return EventLog(self._completions.ping_s, stored.events)

@@ -239,7 +239,7 @@ def _add_namespace(
 ) -> None:
     name, inner = given.get("name"), given.get("tools")
     if not isinstance(name, str) or not isinstance(inner, list):
-        raise wrong_at(f"tools[{index}]", "must have name and tools")
+        raise wrong_at(f"tools[{index}]", "must have a string 'name' and a list 'tools'")
     for tool in inner:
         if not isinstance(tool, dict) or tool.get("type") == "namespace":
             raise wrong_at(f"tools[{index}].tools", "must be functions or custom tools")
@@ -254,7 +254,7 @@ def _custom_function(name: str, tool: CustomTool) -> dict[str, Any]:
     if form is not None and form.type == "grammar":
         if form.definition is None or form.syntax is None:
             raise bad_request(
-                "tools: format of type grammar must have syntax and definition", "tools"
+                "tools: a format of type grammar requires syntax and definition", "tools"
             )
         if form.syntax == "regex":
             schema["pattern"] = f"^(?:{form.definition})$"

@@ -74,7 +74,7 @@ class ChaosOptions:
         for name in ("stop_s", "longest_stop_s", "recovery_s", "period_s", "duration_s"):
             if getattr(self, name) <= 0.0:
                 flag = "--" + name.removesuffix("_s").replace("_", "-")
-                raise ValueError(f"{flag} must be above 0, got {getattr(self, name)}")
+                raise ValueError(f"{flag} must be greater than 0, got {getattr(self, name)}")
         modes = (self.adapters, self.cancels, self.soak_s)
         if min(modes) < 0 or sum(map(bool, modes)) > 1:
             raise ValueError("set only one of --adapters, --cancels and --soak, above 0")

@@ -43,7 +43,7 @@ class GatewayOptions:
         if self.output_len < 2:
             raise ValueError("--output-len must be at least 2")
         if self.step_ms <= 0:
-            raise ValueError("--step-ms must be positive")
+            raise ValueError("--step-ms must be greater than 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,7 +47,7 @@ class ScaleOptions:
         for name in ("workers", "duration_s", "rate", "slowness", "suffix_len", "output_len"):
             if getattr(self, name) <= 0:
                 flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} must be above 0, got {getattr(self, name)}")
+                raise ValueError(f"{flag} must be greater than 0, got {getattr(self, name)}")
         if self.max_workers and self.max_workers < self.workers:
             raise ValueError("--max-workers must be at least --workers, or 0")
         if self.blocks < 0 or not 0.0 <= self.failures_per_minute <= 1.0:

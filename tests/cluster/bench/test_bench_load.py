@@ -70,7 +70,7 @@ def test_infinite_burstiness_gives_equal_intervals() -> None:
 
 def test_infinite_rate_sends_at_once() -> None:
     assert arrival_times(3, math.inf, 1.0, seed=0) == [0.0, 0.0, 0.0]
-    with pytest.raises(ValueError, match="positive"):
+    with pytest.raises(ValueError, match="must be greater than 0"):
         arrival_times(3, 0.0, 1.0, seed=0)
 
 

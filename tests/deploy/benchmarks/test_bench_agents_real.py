@@ -149,7 +149,7 @@ def test_options_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert "choose from default, host, gate, gate-host" in capsys.readouterr().err
     with pytest.raises(ValueError, match="a single --sessions"):
         RealAgentOptions(variant="gate", sessions=(3, 6))
-    with pytest.raises(ValueError, match="--window-s must be above 0"):
+    with pytest.raises(ValueError, match="--window-s must be greater than 0"):
         RealAgentOptions(window_s=0.0)
     with pytest.raises(ValueError, match="--compression"):
         RealAgentOptions(compression=0.5)

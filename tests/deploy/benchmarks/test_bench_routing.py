@@ -251,7 +251,7 @@ def test_a_stopped_comparison_is_resumed(
     assert second["rows"][1:] == first["rows"][1:]
     path.write_text("else\n")
     assert main(command) == 2
-    assert "is not a file of simulations" in capsys.readouterr().err
+    assert "is not a file of simulation results" in capsys.readouterr().err
 
 
 def test_other_settings_are_another_simulation(

@@ -60,7 +60,9 @@ def test_scales_of_latents_must_be_positive(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     write_specimen("deepseek-v3", tmp_path)
     add_scales(tmp_path, {"k_scale": -1.0})
-    with pytest.raises(ValueError, match=r"layers.0.self_attn.k_scale is -1, .* must be positive"):
+    with pytest.raises(
+        ValueError, match=r"layers.0.self_attn.k_scale is -1, .* must be greater than 0"
+    ):
         make_runner(str(tmp_path), kv_cache_dtype="fp8")
 
 

@@ -503,8 +503,8 @@ class CacheManager:
 
     def _longest_hit(self, match: Match) -> int:
         """Number of leading pages of a match from which a request can continue. In models with
-        windows, all pages in the window must have their window pages; in models with states, the
-        last page must have a snapshot."""
+        windows, all pages in the window must have their window pages; in hybrid models, the last
+        page must have a snapshot."""
         slots: list[int] = []
         if match.host_node is not None and (self._snapshots or self._blocks):
             slots = self._tree.last_pages(match.host_node, match.num_host)

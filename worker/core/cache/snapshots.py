@@ -202,7 +202,7 @@ class SnapshotPool:
 
 
 class HostStatePages:
-    """Host-memory tier of models with states: slots of pages, and the snapshots that move between
+    """Host-memory tier of hybrid models: slots of pages, and the snapshots that move between
     tiers along with them.
 
     Args:

@@ -50,15 +50,20 @@ class _Writer:
     def expression(self, part: Format) -> str:
         """Lark expression for a format; adds the rules that the expression needs."""
         kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise GrammarError("structural_tag: each format must be an object with a string 'type'")
         if kind not in self._kinds:
             known = ", ".join(self._kinds)
             raise GrammarError(
-                f"structural_tag: {kind} is only supported by xgrammar: use one of {known}"
+                f"structural_tag: llguidance does not support type {kind!r:.80}: choose from "
+                f"{known}"
             )
         try:
             return self._kinds[kind](part)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise GrammarError(f"structural_tag: {kind} is malformed: {error}") from error
+        except KeyError as error:
+            raise GrammarError(f"structural_tag: {kind} requires the field {error}") from error
+        except (TypeError, AttributeError) as error:
+            raise GrammarError(f"structural_tag: a field of {kind} has the wrong type") from error
 
     def rule(self, body: str, options: str = "") -> str:
         """Adds a rule and returns its name."""
@@ -85,7 +90,11 @@ class _Writer:
         if style == "json":
             return self.json(exact_schema(part["json_schema"]))
         if style not in TAGGED_STYLES:
-            raise GrammarError(f"structural_tag: style {style} is only supported by xgrammar")
+            known = ", ".join(["json", *TAGGED_STYLES])
+            raise GrammarError(
+                f"structural_tag: llguidance does not support style {style!r:.80}: choose from "
+                f"{known}"
+            )
         return TaggedArguments(part["json_schema"], style, self).expression()
 
     def _tag(self, part: Format, taken: int = 0) -> str:

@@ -14,7 +14,6 @@ from worker.core.grammar.base import GrammarError
 from worker.core.grammar.json_schema.exact import Schema, exact_schema
 from worker.core.grammar.json_schema.exclusive import types_of
 from worker.core.grammar.json_schema.patterns import literal
-from worker.core.grammar.json_schema.values import unsupported
 from worker.protocol.argument_types import argument_types
 
 Json = Any
@@ -96,11 +95,11 @@ class TaggedArguments:
         schema = self._resolved(self._schema)
         known = ("$defs", "type", "properties", "required", "additionalProperties")
         if other := [name for name in schema if name not in known]:
-            raise _unsupported(other[0])
+            raise _unsupported(f"'{other[0]}'")
         properties, required = schema.get("properties", {}), schema.get("required", [])
         for name in required:
             if properties.get(name, False) is False:
-                raise _unsupported(f"required with the undefined property {name!r}")
+                raise _unsupported(f"'required' with the undefined property {name!r:.80}")
         parts = []
         for name, part in properties.items():
             if part is not False:
@@ -112,7 +111,7 @@ class TaggedArguments:
             name = self._writer.terminal(f"/{_NAMES}/ & ~/(?:{taken})/")
             parts.append(f"{self._argument(name, True, {})}*")
         elif rest is not False and not properties:
-            raise _unsupported("additionalProperties with a schema")
+            raise _unsupported("'additionalProperties' with a schema")
         return self._writer.rule(" ".join(parts) or '""')
 
     def _argument(self, name: str, schema: Schema, read_as: Mapping[str, Json]) -> str:
@@ -122,7 +121,7 @@ class TaggedArguments:
         types = read_as.get("type")
         if "enum" in read_as or types is None or "string" in types:
             if "enum" in read_as and self._values(schema) is None:
-                raise _unsupported("enum with other schemas")
+                raise _unsupported("'enum' within other schemas")
             if "enum" not in read_as and "string" not in self._types(schema, 0):
                 raise _unsupported("a schema whose types cannot be determined")
             return self._writer.rule(f"{opening} {self._text(schema)}")
@@ -148,11 +147,11 @@ class TaggedArguments:
         if "const" not in part and "enum" not in part:
             return None
         if other := [name for name in part if name not in ("const", "enum", "type", "$defs")]:
-            raise _unsupported(f"{other[0]} with enum")
+            raise _unsupported(f"'{other[0]}' with 'enum'")
         values = part["enum"] if "enum" in part else [part["const"]]
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
         if any(marker in text for text in texts for marker in self._style.markers):
-            raise _unsupported("an enum value that contains a tag of the model")
+            raise _unsupported("an 'enum' value that contains one of its tags")
         return texts
 
     def _is_free(self, schema: Schema) -> bool:
@@ -174,7 +173,7 @@ class TaggedArguments:
             pattern = part["pattern"].removeprefix("^").removesuffix("$")
             terms.append("/" + pattern.replace("/", r"\/") + "/")
         if "const" in part or "enum" in part or depth > _MAX_DEPTH:
-            raise _unsupported("enum with other schemas")
+            raise _unsupported("'enum' within other schemas")
         for branch in part.get("allOf", ()):
             terms += self._terms(branch, depth + 1)
         if "$ref" in part:
@@ -183,7 +182,7 @@ class TaggedArguments:
         if len(branches) == 1:
             terms += self._terms(branches[0], depth + 1)
         elif branches and not any(map(self._is_free, branches)):
-            raise _unsupported("anyOf with several strings")
+            raise _unsupported("'anyOf' with several strings")
         return terms
 
     def _types(self, schema: Schema, depth: int) -> frozenset[str]:
@@ -226,5 +225,7 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _unsupported(keyword: str) -> GrammarError:
-    return unsupported(keyword, "is not supported for tagged arguments of this model")
+def _unsupported(what: str) -> GrammarError:
+    return GrammarError(
+        f"JSON schema: {what} is not supported for the tool call format of this model"
+    )

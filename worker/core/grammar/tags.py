@@ -20,8 +20,10 @@ def modern_tag(text: str) -> dict[str, Any]:
     """
     try:
         tag = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise GrammarError(f"structural_tag is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise GrammarError("structural_tag is nested too deeply: simplify it") from error
     if not isinstance(tag, dict):
         raise GrammarError("structural_tag must be a JSON object")
     if "format" in tag:

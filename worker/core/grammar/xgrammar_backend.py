@@ -119,10 +119,10 @@ class _Matcher:
 def _exact(schema: Any, style: str = "json") -> Schema:
     """Rewrites a schema. Raises GrammarError if xgrammar would not enforce all of it."""
     if style != "json":  # xgrammar allows closing tags within texts
-        raise GrammarError(f"{NOT_ENFORCED} schemas of tagged arguments ({style})")
+        raise GrammarError(f"{NOT_ENFORCED} JSON schemas with style '{style}'")
     rewritten = exact_schema(schema)
     if keyword := inexact_keyword(rewritten):
-        raise GrammarError(f"{NOT_ENFORCED} {keyword}")
+        raise GrammarError(f"{NOT_ENFORCED} '{keyword}' of JSON schemas")
     return rewritten
 
 

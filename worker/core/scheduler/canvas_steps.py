@@ -49,8 +49,9 @@ class CanvasSteps(BlockSteps):
         """Admits requests and divides the step's tokens among all requests. Returns the admitted
         requests, and the number of positions to compute by request id.
 
-        Requests that generate come first, then prompts, then canvases after finished ones, which
-        would otherwise take the tokens of prompts in every step.
+        Running requests that generate get tokens first, then running prompts, then the next
+        canvases of requests whose current one is finished, then new requests. Scheduling next
+        canvases earlier would take tokens from prompts in every step.
         """
         size, left = self._policy.size, self._state.config.max_num_batched_tokens
         generating = [request for request in running if request.num_pending <= 2 * size]

@@ -101,8 +101,12 @@ class GrammarCompilers:
             if "bad_alloc" in str(error):
                 return Verdict(problem="it needs too much memory: simplify it", is_final=False)
             return Verdict(problem=shortened(str(error)))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except RecursionError:
+            return Verdict(problem="it is nested too deeply: simplify it")
+        except ValueError as error:
             return Verdict(problem=shortened(f"it is malformed: {error}"))
+        except (TypeError, KeyError, AttributeError):
+            return Verdict(problem="it is malformed: a field is missing or has the wrong type")
         return Verdict(backend=name, payload=payload)
 
 

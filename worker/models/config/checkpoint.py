@@ -110,7 +110,7 @@ def check_files(folder: Path) -> None:
     """
     for name, reason in _REJECTED_FILES.items():
         if (folder / name).is_file():
-            raise ValueError(f"{folder} holds {name}, so {reason}")
+            raise ValueError(f"{folder} contains {name}: {reason}")
 
 
 def check_format(folder: Path) -> None:
@@ -160,7 +160,9 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         kind = Unavailable if may_heal(error) else ValueError
-        raise kind(f"cannot read {path}: {error}") from error
+        if isinstance(error, OSError):
+            raise kind(f"cannot read {path}: {error.strerror}") from error
+        raise kind(f"{path} is not valid JSON ({error}): fix it or download it again") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must contain a JSON object")
     return content

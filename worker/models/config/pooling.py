@@ -296,8 +296,14 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         found = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in entries]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"cannot read {path}: {error!r}") from error
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): fix it") from error
+    except (TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path} must be a list of objects with 'type' and 'path': fix it"
+        ) from error
     for kind, place in found:
         if kind not in _MODULES:
             raise ValueError(

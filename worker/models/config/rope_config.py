@@ -226,7 +226,7 @@ def _proportional(parameters: dict[str, Any], theta: float, key: str) -> RopeCon
     if not 0 < share <= 1 or factor <= 0:
         raise ValueError(
             f"{key}: partial_rotary_factor {share} in config.json must be in (0, 1], and factor "
-            f"{factor} must be positive: fix it"
+            f"{factor} must be greater than 0: fix it"
         )
     return RopeConfig(kind="proportional", theta=theta, factor=factor, rotating_share=share)
 
@@ -277,7 +277,8 @@ def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
     given, further = parameters.get("attention_factor"), parameters.get("attn_factor")
     if given is not None and further is not None:
         raise ValueError(
-            "attention_factor and attn_factor of yarn in config.json disagree: remove one"
+            "attention_factor and attn_factor of yarn in config.json are mutually exclusive: "
+            "remove one of them"
         )
     if given is not None:
         return float(given)
@@ -305,7 +306,8 @@ def _longrope_attention_factor(parameters: dict[str, Any], factor: float, origin
         return 1.0
     if original < 2:
         raise ValueError(
-            f"original_max_position_embeddings {original} in config.json must be at least 2: fix it"
+            "original_max_position_embeddings (default: max_position_embeddings) in config.json "
+            f"must be at least 2, got {original}: fix it"
         )
     return math.sqrt(1.0 + math.log(factor) / math.log(original))
 

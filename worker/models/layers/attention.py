@@ -57,7 +57,7 @@ class AttentionNames:
     its key and its value."""
     num_groups: int = 0
     """Number of head groups in a grouped tensor that is quantized group by group, so that scale
-    blocks begin anew in each group; 0 if it is quantized as a whole, with one group per KV head."""
+    blocks restart in each group; 0 if it is quantized as a whole, with one group per KV head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -64,7 +64,7 @@ class CacheScales:
             if not 0.0 < scale < math.inf:
                 raise ValueError(
                     f"{self._prefix}{name} is {scale:g}, but scales of an FP8 KV cache must be "
-                    "positive: use --kv-cache-dtype auto, or another checkpoint"
+                    "greater than 0: use --kv-cache-dtype auto, or another checkpoint"
                 )
             return float(scale)
         return 1.0

@@ -242,8 +242,8 @@ def group_layers(
 
     Raises:
         ValueError: page sizes of two specs are not multiples of each other, or types or planes
-            differ; or a model with states has sliding windows, or no full-attention layer; or
-            layers with index keys are in several groups.
+            differ; or a hybrid model (with states) has sliding windows, or no full-attention
+            layer; or layers with index keys are in several groups.
     """
     states = {layer: spec for layer, spec in enumerate(state_specs) if spec is not None}
     paged = [(layer, spec) for layer, spec in enumerate(specs) if spec is not None]
@@ -277,7 +277,8 @@ def group_layers(
     ]
     if index_keys and len(groups) > 1:
         raise ValueError(
-            "unsupported layers: sparse attention requires that all layers have the same KV cache"
+            "unsupported layers: sparse attention requires the same KV cache spec (size, type and "
+            "window) in all layers"
         )
     numbered = tuple(replace(group, page_table=number) for number, group in enumerate(groups))
     return KVCacheLayout(groups=numbered, spec=most, states=states, index_keys=index_keys)

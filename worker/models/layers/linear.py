@@ -41,7 +41,7 @@ class ColumnPart:
     start: int
     """Index in the checkpoint of this rank's first output feature."""
     section: int = 0
-    """Number of output features in the checkpoint after which blocks of scales begin anew; 0 if
+    """Number of output features in the checkpoint after which blocks of scales restart; 0 if
     they never do."""
 
 

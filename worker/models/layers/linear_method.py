@@ -101,7 +101,7 @@ class WeightPart:
     start: int
     """First index of this rank's slice of that dimension."""
     section: int = 0
-    """Number of rows in the checkpoint after which blocks of scales begin anew; 0 for none. A part
+    """Number of rows in the checkpoint after which blocks of scales restart; 0 for none. A part
     is within one section."""
     stacked: Stacked | None = None
     """Place of the weight, such as an expert's, in tensors that stack several weights; None if each

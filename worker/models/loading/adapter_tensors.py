@@ -103,8 +103,8 @@ class AdapterTensors:
             if tuple(found) != shape:
                 raise ValueError(
                     f"{module} in {WEIGHTS_NAME} has shape {list(found)}, but the model's "
-                    f"{module} has {list(shape)}: adapters with another vocabulary are not "
-                    "supported; merge the adapter into the model"
+                    f"{module} has {list(shape)}: adapters with a different vocabulary size "
+                    "are not supported; merge the adapter into the model"
                 )
 
 
@@ -117,5 +117,5 @@ def shown(names: Collection[str], limit: int = 4) -> str:
 def _unsupported(name: str) -> str:
     return (
         f"tensor {name:.200} in {WEIGHTS_NAME} is not supported: only LoRA weights of linear "
-        "layers and embeddings are supported, without DoRA, modules_to_save and added tokens"
+        "layers and embeddings are supported, not DoRA, modules_to_save or added tokens"
     )

@@ -352,7 +352,12 @@ def read_json(path: Path) -> dict[str, Any]:
     other content."""
     if not path.is_file():
         return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is not valid JSON ({error}): fix it or download it again"
+        ) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must contain a JSON object")
     return content

@@ -50,12 +50,15 @@ class AgentOptions:
     def __post_init__(self) -> None:
         if unknown := [one for one in self.gaps if one not in get_args(Pace)]:
             allowed = ", ".join(get_args(Pace))
-            raise ValueError(f"unknown --gaps {unknown[0]}: choose from {allowed}")
+            raise ValueError(f"--gaps: unknown pace {unknown[0]!r}: choose from {allowed}")
         for name in ("seeds", "workers", "minutes"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"--{name} must be above 0, got {getattr(self, name)}")
+                raise ValueError(f"--{name} must be greater than 0, got {getattr(self, name)}")
         if not self.sessions or min(self.sessions) < 1:
-            raise ValueError(f"--sessions must be at least 1, got {self.sessions}")
+            raise ValueError(
+                "--sessions must be a comma-separated list of positive integers, such as 8,16, got "
+                f"{list(self.sessions)}"
+            )
 
 
 class AgentFigures(NamedTuple):

@@ -50,15 +50,18 @@ class RealAgentOptions:
 
     def __post_init__(self) -> None:
         if unknown := [one for one in (*self.fleets, self.variant) if one and one not in FLEETS]:
-            raise ValueError(f"unknown variant {unknown[0]}: choose from {', '.join(FLEETS)}")
+            raise ValueError(f"unknown variant {unknown[0]!r}: choose from {', '.join(FLEETS)}")
         if not self.sessions or min(self.sessions) < 1:
-            raise ValueError(f"--sessions must be at least 1, got {self.sessions}")
+            raise ValueError(
+                "--sessions must be a comma-separated list of positive integers, such as 8,16, got "
+                f"{list(self.sessions)}"
+            )
         if self.variant and len(self.sessions) > 1:
             raise ValueError("--variant requires a single --sessions")
         for name in ("num_workers", "window_s", "host_share", "rounds"):
             if getattr(self, name) <= 0:
                 flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} must be above 0, got {getattr(self, name):g}")
+                raise ValueError(f"--{flag} must be greater than 0, got {getattr(self, name):g}")
         if self.compression < 1.0:
             raise ValueError(f"--compression must be at least 1, got {self.compression:g}")
 

@@ -61,7 +61,7 @@ class RealOptions:
             )
         if self.rounds < 1 or self.pace <= 0.0 or self.scale <= 0.0:
             raise ValueError(
-                "--rounds must be at least 1, and --pace and --scale above 0, got "
+                "--rounds must be at least 1, and --pace and --scale greater than 0, got "
                 f"{self.rounds}, {self.pace} and {self.scale}"
             )
 

@@ -23,6 +23,7 @@ from worker.core.grammar.json_schema.values import (
     an_object,
     checked_value,
     count,
+    malformed,
     texts,
     unsupported,
 )
@@ -77,7 +78,10 @@ class _Rewriting:
         if isinstance(given, bool):
             return given
         if not isinstance(given, dict):
-            raise GrammarError(f"a schema must be an object or a boolean, got {json.dumps(given)}")
+            raise GrammarError(
+                "JSON schema: each schema must be an object or a boolean, got "
+                f"{json.dumps(given):.80}"
+            )
         if self._refs_are_alone and "$ref" in given:
             return self._reference(given, "$ref")
         part = _Part(given, self)
@@ -161,7 +165,7 @@ class _Part:
     def _each(self, keyword: str) -> list[Schema]:
         given = an_array(self.given, keyword)
         if not given:
-            raise GrammarError(f"{keyword} must not be empty")
+            raise malformed(keyword, "a non-empty array", given)
         return [self.whole.schema(part) for part in given]
 
     def _named(self, keyword: str) -> dict[str, Schema]:
@@ -178,7 +182,7 @@ class _Part:
             return
         listed: list[Any] = given if isinstance(given, list) else [given]
         if not listed or any(name not in TYPES for name in listed):
-            raise GrammarError(f"type must be one or more of {', '.join(TYPES)}, got {given!r}")
+            raise malformed("type", f"one or more of {', '.join(TYPES)}", given)
         self.types = frozenset(listed)
         if "number" in self.types:
             self.types -= {"integer"}
@@ -188,7 +192,7 @@ class _Part:
         if given is False:
             return
         if not isinstance(given, (dict, bool)):
-            raise GrammarError("not must be an object or a boolean")
+            raise malformed("not", "an object or a boolean", given)
         constraints = names.constraints(given) if isinstance(given, dict) else {}
         if not constraints:
             self.is_empty = True
@@ -204,7 +208,7 @@ class _Part:
         excluded = set(given if isinstance(given, list) else [given])
         types = frozenset(TYPES) - {"integer"} if self.types is None else self.types
         if "integer" in excluded and "number" not in excluded and "number" in types:
-            raise unsupported("not", "of integers is not supported")
+            raise unsupported("not", "with type integer is not supported")
         if "number" in excluded:
             excluded.add("integer")
         self._keep_types(types - excluded)
@@ -258,11 +262,11 @@ class _Part:
         given = self.given.get("pattern")
         if given is not None:
             if not isinstance(given, str):
-                raise GrammarError("pattern must be a string")
+                raise malformed("pattern", "a string", given)
             self.out["pattern"] = translated(given)
         name = self.given.get("format")
         if isinstance(name, str) and name in UNSUPPORTED:
-            raise unsupported("format", f"{name} is not supported")
+            raise unsupported("format", f"{name!r:.80} is not supported")
         if not isinstance(name, str) or name not in FORMATS:
             return
         pattern, longest = FORMATS[name]
@@ -304,7 +308,10 @@ class _Part:
         if unevaluated in (True, {}) or "items" in self.out:
             return
         if any(name in self.given for name in (*_APPLICATORS, "contains")):
-            raise unsupported("unevaluatedItems", "with other schemas is not supported")
+            raise unsupported(
+                "unevaluatedItems",
+                "is not supported together with keywords such as allOf or contains",
+            )
         self.out["items"] = self.whole.schema(unevaluated)
 
     def _objects(self) -> None:
@@ -336,7 +343,7 @@ class _Part:
         if self.out.get("minProperties", 0) > num_required + 1:
             raise unsupported(
                 "minProperties",
-                "is supported up to one more than the number of required properties",
+                "is only supported up to one more than the number of required properties",
             )
 
     def _unevaluated_properties(self) -> None:
@@ -362,7 +369,10 @@ class _Part:
             return [], [], False
         other = [name for name in _APPLICATORS if name in given and name not in ("$ref", "allOf")]
         if other or depth > 20:
-            raise unsupported("unevaluatedProperties", f"with {(other or ['$ref'])[0]} is not")
+            raise unsupported(
+                "unevaluatedProperties",
+                f"is not supported together with '{(other or ['$ref'])[0]}'",
+            )
         known = list(an_object(given, "properties")) if "properties" in given else []
         patterns = (
             list(an_object(given, "patternProperties")) if "patternProperties" in given else []
@@ -392,7 +402,7 @@ class _Part:
             self.out.pop("patternProperties", None)
             return
         if not isinstance(given, dict):
-            raise GrammarError("propertyNames must be an object or a boolean")
+            raise malformed("propertyNames", "an object or a boolean", given)
         names.restrict(self.out, given)
 
     def _dependencies(self) -> None:
@@ -405,7 +415,7 @@ class _Part:
                 if isinstance(needed, list) and keyword != "dependentSchemas":
                     schema: Schema = {"required": texts({keyword: needed}, keyword)}
                 elif keyword == "dependentRequired":
-                    raise GrammarError("dependentRequired must contain lists of names")
+                    raise malformed(keyword, "an object of arrays of strings", self.given[keyword])
                 else:
                     schema = self.whole.schema(needed)
                 with_it = {"allOf": [{"required": [name]}, schema]}

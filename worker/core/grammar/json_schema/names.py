@@ -36,7 +36,9 @@ def check(out: Mapping[str, Json]) -> None:
         for name in out.get(keyword, ()):
             check_writable(name, keyword)
             if "patternProperties" in out and not (name.isascii() and name.isprintable()):
-                raise unsupported("patternProperties", f"with {name!r} is not supported")
+                raise unsupported(
+                    "patternProperties", f"with property {name!r:.80} is not supported"
+                )
 
 
 def restrict(out: dict[str, Json], given: Mapping[str, Json]) -> None:
@@ -57,7 +59,7 @@ def restrict(out: dict[str, Json], given: Mapping[str, Json]) -> None:
     if not demands:
         return
     if "patternProperties" in out:
-        raise unsupported("propertyNames", "with patternProperties is not supported")
+        raise unsupported("propertyNames", "is not supported together with 'patternProperties'")
     rest = out.get("additionalProperties", True)
     if len(demands) == 1 and ("enum" in demands or "const" in demands):
         listed = an_array(demands, "enum") if "enum" in demands else [demands["const"]]
@@ -70,7 +72,7 @@ def restrict(out: dict[str, Json], given: Mapping[str, Json]) -> None:
         out["additionalProperties"] = False
         return
     if out.get("properties") or out.get("required"):
-        raise unsupported("propertyNames", "with properties is only supported with an enum")
+        raise unsupported("propertyNames", "together with 'properties' must be an enum")
     out["patternProperties"] = {_pattern(demands): rest}
     out["additionalProperties"] = False
 

@@ -7,8 +7,13 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from worker.core.grammar.base import GrammarError
-from worker.core.grammar.json_schema.values import EXACT, LARGEST, SMALLEST, unsupported
+from worker.core.grammar.json_schema.values import (
+    EXACT,
+    LARGEST,
+    SMALLEST,
+    malformed,
+    unsupported,
+)
 
 Json = Any
 
@@ -84,7 +89,7 @@ def _number(given: Mapping[str, Json], keyword: str) -> Json:
         return None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return value
-    raise GrammarError(f"{keyword} must be a number")
+    raise malformed(keyword, "a number", value)
 
 
 def _bound(given: Mapping[str, Json], closed: str, opened: str, choose: Any) -> tuple[Json, bool]:
@@ -109,7 +114,7 @@ def _divisor(divisor: Json) -> bool:
             floats.
     """
     if divisor <= 0:
-        raise GrammarError("multipleOf must be greater than 0")
+        raise malformed("multipleOf", "greater than 0", divisor)
     if divisor == math.floor(divisor):
         if divisor > _MAX_DIVISOR:
             raise unsupported("multipleOf", f"is only supported up to {_MAX_DIVISOR}")

@@ -65,7 +65,7 @@ def literal(text: str) -> str:
 
 def _escaped(code: int) -> str:
     if 0xD800 <= code <= 0xDFFF:
-        raise GrammarError("pattern: unpaired surrogates are not supported")
+        raise GrammarError("JSON schema: unpaired surrogates in 'pattern' are not supported")
     character = chr(code)
     return character if character.isascii() and character.isalnum() else f"\\x{{{code:x}}}"
 
@@ -84,7 +84,9 @@ class _Reader:
         self.at = 0
 
     def error(self, problem: str) -> GrammarError:
-        return GrammarError(f"pattern: {problem} (at character {self.at} of {self.text!r})")
+        return GrammarError(
+            f"JSON schema: 'pattern': {problem} (at character {self.at} of {self.text!r})"
+        )
 
     def alternatives(self, *, is_first: bool, is_last: bool) -> str:
         """Translates alternatives up to a closing parenthesis or the end of the pattern."""

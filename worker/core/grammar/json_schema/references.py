@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from worker.core.grammar.base import GrammarError
+from worker.core.grammar.json_schema.values import malformed, unsupported
 
 Json = Any
 
@@ -58,20 +59,20 @@ class References:
         """
         given = schema[keyword]
         if not isinstance(given, str):
-            raise GrammarError(f"{keyword} must be a string")
+            raise malformed(keyword, "a string", given)
         base = self._bases.get(id(schema), "")
         address, fragment = urldefrag(urljoin(base, given) if given[:1] != "#" else base + given)
         if address not in self._resources:
-            raise GrammarError(f"{keyword} refers to {given!r}, which is not in this schema")
+            raise unsupported(keyword, f"refers to {given!r:.200}, which is not in this schema")
         if keyword == "$dynamicRef" and len(self._dynamic.get(fragment, ())) > 1:
-            raise GrammarError(f"$dynamicRef {given!r} with several such anchors is not supported")
+            raise unsupported(keyword, f"to {given!r:.200} is not supported: several anchors match")
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             found = self._anchors.get((address, fragment))
         else:
             found = self._at(address, fragment)
         if not isinstance(found, (dict, bool)):
-            raise GrammarError(f"{keyword} refers to {given!r}, which is not a schema")
+            raise unsupported(keyword, f"refers to {given!r:.200}, which is not a schema")
         return found
 
     def check_loops(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -20,14 +21,19 @@ SMALLEST = 1e-15
 
 def unsupported(keyword: str, detail: str) -> GrammarError:
     """Error that names a keyword that grammars cannot enforce."""
-    return GrammarError(f"JSON schema: {keyword} {detail}")
+    return GrammarError(f"JSON schema: '{keyword}' {detail}")
+
+
+def malformed(keyword: str, expected: str, value: Json) -> GrammarError:
+    """Error for a keyword whose value is not valid JSON Schema."""
+    return GrammarError(f"JSON schema: '{keyword}' must be {expected}, got {json.dumps(value):.80}")
 
 
 def an_array(given: Mapping[str, Json], keyword: str) -> list[Json]:
     """Value of a keyword. Raises GrammarError if it is not an array."""
     value = given[keyword]
     if not isinstance(value, list):
-        raise GrammarError(f"{keyword} must be an array")
+        raise malformed(keyword, "an array", value)
     return value
 
 
@@ -35,7 +41,7 @@ def an_object(given: Mapping[str, Json], keyword: str) -> dict[str, Json]:
     """Value of a keyword. Raises GrammarError if it is not an object."""
     value = given[keyword]
     if not isinstance(value, dict):
-        raise GrammarError(f"{keyword} must be an object")
+        raise malformed(keyword, "an object", value)
     return value
 
 
@@ -43,7 +49,7 @@ def texts(given: Mapping[str, Json], keyword: str) -> list[str]:
     """Value of a keyword. Raises GrammarError if it is not an array of strings."""
     value = given[keyword]
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise GrammarError(f"{keyword} must be an array of strings")
+        raise malformed(keyword, "an array of strings", value)
     return value
 
 
@@ -55,7 +61,7 @@ def count(given: Mapping[str, Json], keyword: str) -> int | None:
     value = given[keyword]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or value < 0 or value != math.floor(value):
-        raise GrammarError(f"{keyword} must be a non-negative integer, got {value!r}")
+        raise malformed(keyword, "a non-negative integer", value)
     return int(value)
 
 

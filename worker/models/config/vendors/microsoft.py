@@ -38,7 +38,7 @@ class PhiConfig(FamilyConfig):
         if raw.get("model_type") == "phi-msft":
             raise ValueError(
                 "model_type 'phi-msft' in config.json is not supported: this checkpoint predates "
-                "the support of Phi in transformers; use the current revision of its repository"
+                "transformers' support for Phi; use the current revision of its repository"
             )
         return super().read(raw)
 

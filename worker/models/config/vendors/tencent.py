@@ -53,7 +53,8 @@ class HunYuanDenseV1Config(FamilyConfig):
         if type(alpha) not in (int, float) or alpha <= 0 or kind != "dynamic" or dim <= 2:
             raise ValueError(
                 f"{key}.alpha {alpha!r:.40} with rope type {kind!r:.40} in config.json is not "
-                "supported: alpha must be positive, and the type dynamic; use another checkpoint"
+                f"supported with head_dim {dim}: alpha must be greater than 0, the type dynamic "
+                "and head_dim greater than 2; use another checkpoint"
             )
         for without_effect in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
             table.pop(without_effect, None)
