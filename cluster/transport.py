@@ -81,7 +81,7 @@ class RayTransport:
                 try:
                     link = await WorkerLink.open(path, gateway_id, on_item)
                 except OSError as error:
-                    message = "cannot connect to the worker's socket, using Serve instead: %s"
+                    message = "cannot connect to the worker's socket (%s); using Serve instead"
                     logger.warning(message, error, extra={"worker_id": worker_id})
                     continue
                 await self._use_link(worker_id, link, stream)

@@ -306,9 +306,9 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         if self.modules and not self.enabled:
-            raise ValueError("--lora-modules needs --enable-lora")
+            raise ValueError("--lora-modules needs --enable-lora: set it")
         if self.embeddings and not self.enabled:
-            raise ValueError("--enable-lora-embeddings needs --enable-lora")
+            raise ValueError("--enable-lora-embeddings needs --enable-lora: set it")
         if self.max_loras < 1:
             raise ValueError(f"--max-loras must be at least 1, got {self.max_loras}")
         if not 1 <= self.max_lora_rank <= MAX_LORA_RANK:

@@ -197,7 +197,7 @@ def _write_tokenizer(reader: GGUFReader, output: Path, max_length: int) -> None:
 def _field(reader: GGUFReader, name: str) -> Any:
     field = reader.get_field(name)
     if field is None:
-        raise ValueError(f"tensor {name} is missing from the GGUF file")
+        raise ValueError(f"metadata key {name} is missing from the GGUF file")
     return field.contents()
 
 

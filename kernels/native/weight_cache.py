@@ -126,7 +126,10 @@ def cached_memory(content: str, num_bytes: int) -> Iterator[WeightMemory]:
 def _folder() -> Path:
     folder = private_folder("weights")
     if folder is None:
-        raise PermissionError("the user's cache folder is not writable, or is writable by others")
+        raise PermissionError(
+            "rayfleet/weights in XDG_CACHE_HOME (default: ~/.cache) must be writable by its owner "
+            "only: run chmod 700 on it, or set XDG_CACHE_HOME"
+        )
     return folder
 
 

@@ -138,6 +138,8 @@ def check_unique(entries: Sequence[KeyEntry]) -> None:
     for entry in entries:
         for digest in entry.digests:
             if owners.setdefault(digest, entry.name) != entry.name:
-                raise ValueError(f"[{owners[digest]}] and [{entry.name}] have the same key")
+                raise ValueError(
+                    f"[{owners[digest]}] and [{entry.name}] have the same key: remove one"
+                )
     if doubles:
         raise ValueError(f"the name [{doubles[0]}] is used more than once")

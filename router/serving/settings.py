@@ -82,7 +82,7 @@ class SharedSettings:
             except Exception as error:
                 if self._reachable:  # logged once, not with each read
                     logger.warning(
-                        "failed to read %s, keeping the previous values: %r", self._title, error
+                        "failed to read %s (%r); keeping the previous values", self._title, error
                     )
                 self._reachable = False
                 return

@@ -172,7 +172,7 @@ def test_a_folder_of_others_is_gone_without(
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
     assert not fill()[0]
-    assert "is writable by others" in caplog.text
+    assert "must be writable by its owner only" in caplog.text
 
 
 def test_room_is_made_of_what_nobody_uses(

@@ -94,7 +94,7 @@ def choose_kernel_cache() -> None:
             pass
     except OSError as error:
         logger.warning(
-            "%s %s is not writable; using the default folder: %s", CACHE_VARIABLE, folder, error
+            "%s %s is not writable (%s); using the default folder", CACHE_VARIABLE, folder, error
         )
         del os.environ[CACHE_VARIABLE]
 

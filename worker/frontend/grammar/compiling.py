@@ -89,7 +89,8 @@ class GrammarCompilers:
                 raise GrammarError(warnings)
             if len(payload) > PAYLOAD_BYTES:
                 raise GrammarError(
-                    f"it is too large: compiled size {len(payload)} bytes, maximum {PAYLOAD_BYTES}"
+                    f"it is too large: compiled size {len(payload)} bytes, maximum "
+                    f"{PAYLOAD_BYTES}: simplify it"
                 )
             _probe(backend, payload, self._setting)
         except GrammarError as error:

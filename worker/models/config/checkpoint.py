@@ -25,7 +25,7 @@ _HUB_IGNORED = ["consolidated*", "*/*/*", "*/[!c]*", "*/*.safetensors"]
 _REJECTED_FILES = {
     "adapter_config.json": (
         "it is a LoRA adapter: serve its base model with --enable-lora --lora-modules NAME=FOLDER, "
-        "or remove the file if it has been merged"
+        "or remove the file if the adapter has been merged"
     ),
 }
 """Files next to config.json that show that a checkpoint contains no model, with the remedy for

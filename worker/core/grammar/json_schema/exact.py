@@ -65,7 +65,7 @@ class _Rewriting:
         self._references.check_loops()
         rewritten = self.schema(self._root)
         if rewritten is False:
-            raise GrammarError("JSON schema: no value is valid")
+            raise GrammarError("JSON schema: no value can satisfy the schema")
         definitions: dict[str, Schema] = {}
         while self._pending:
             name, found = self._pending.pop()
