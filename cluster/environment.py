@@ -94,7 +94,9 @@ def prepare(
         RuntimeError: Ray Serve is already imported, so its settings can no longer be changed.
     """
     if "ray.serve" in sys.modules:
-        raise RuntimeError("ray.serve is already imported: prepare the environment first")
+        raise RuntimeError(
+            "ray.serve is already imported: call prepare() of cluster.environment before that"
+        )
     if haproxy is None:
         haproxy = has_haproxy() and os.environ.get(ENABLE_HAPROXY) != "0"
     use_haproxy = local and haproxy

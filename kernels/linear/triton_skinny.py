@@ -27,9 +27,9 @@ class _Sizes(NamedTuple):
 
 
 _SIZES = (_Sizes(16, 128, 4), _Sizes(32, 128, 4), _Sizes(64, 128, 3), _Sizes(128, 64, 4))
-"""Sizes, of which the first that holds all rows is used. All but one of the tiles are loaded ahead:
-24 to 48 KiB of weights, within the 99 KiB of shared memory of compute capability 8.9. Not
-measured."""
+"""Tile sizes in ascending order; the first with enough rows is used. All stages but one are
+prefetched: 24 to 48 KiB of weights, within the 99 KiB of shared memory of compute capability 8.9.
+Not tuned on a GPU."""
 _WARPS = 4
 _BLACKWELL, _BLACKWELL_WARPS = 100, 8
 """Minimum compute capability at which the largest tiles have eight warps: with four, they spill 40

@@ -215,8 +215,8 @@ def _narrow_kernel(
 def _gather(
     logits, segments, candidates, segment, largest, least, temperature, vocab_size
 ):  # fmt: skip
-    """Stores logits divided by temperature that are at least `least` as candidates; returns their
-    number, or a number larger than CAPACITY if too many segments have any."""
+    """Divides the logits by temperature and stores those >= `least` as candidates. Returns their
+    number, or a number larger than CAPACITY if too many segments contain candidates."""
     chosen = (largest >= least) & (largest > float("-inf"))
     count = tl.sum(chosen.to(tl.int32), axis=0)
     number = tl.full((), 0, tl.int32)

@@ -217,7 +217,7 @@ def is_text(schema: object) -> bool:
 def typed(value: str, schema: object) -> Any:
     """Converts an argument written as plain text to a JSON value, by its schema.
 
-    Strings are unchanged; enum values are stripped of surrounding white space, which grammars
+    Strings are unchanged; enum values are stripped of surrounding whitespace, which grammars
     allow.
     """
     choices = schema.get("enum") if isinstance(schema, Mapping) else None

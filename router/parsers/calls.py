@@ -135,7 +135,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _inside(text: str, markers: Sequence[str]) -> str:
-    """Text between the markers, without surrounding white space."""
+    """Text between the markers, without surrounding whitespace."""
     text = text.strip()
     for marker in markers:
         text = text.removeprefix(marker).removesuffix(marker).strip()

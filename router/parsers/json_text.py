@@ -32,7 +32,7 @@ Awaited = Literal["object", "value", "first value", "key", "first key", "colon",
 
 
 class JsonObject:
-    """Parser of one JSON object, which returns its valid text without white space between tokens.
+    """Parser of one JSON object, which returns its valid text without whitespace between tokens.
 
     The returned text, concatenated, is always the beginning of a valid object. Unescaped line
     breaks in strings, as models often write them, are escaped.

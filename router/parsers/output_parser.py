@@ -132,7 +132,7 @@ class OutputParser:
         self._has_content = False
         """Whether there has been content."""
         self._is_after_marker = is_thinking
-        """Whether white space at the start of the next text is dropped."""
+        """Whether whitespace at the start of the next text is dropped."""
         self.num_calls = 0
         """Number of calls so far."""
         self.has_thoughts = False
@@ -391,7 +391,7 @@ class OutputParser:
             yield CallArguments(arguments)
 
     def _emit(self, text: str) -> Iterator[Piece]:
-        """Reasoning or content, without white space next to markers."""
+        """Reasoning or content, without whitespace next to markers."""
         body = text.rstrip()
         space = text[len(body) :]
         if not body:

@@ -68,7 +68,7 @@ def _fields(template: object) -> Mapping[str, Any]:
 
 
 def _literals(given: object) -> list[str]:
-    """The literal delimiters of a field; empty if there are none, or one is only white space."""
+    """The literal delimiters of a field; empty if there are none, or one is only whitespace."""
     literals = given if isinstance(given, list) else [given]
     valid = [text for text in literals if isinstance(text, str) and text.strip()]
     return valid if len(valid) == len(literals) else []

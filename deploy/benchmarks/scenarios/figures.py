@@ -81,7 +81,7 @@ def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[
     """Ratios of rayfleet's metrics to the other fleet's, paired by round. `losing_rounds` lists the
     rounds in which rayfleet is worse.
 
-    A ratio is NaN if the metric is 0 in any round, such as the gap between tokens that arrive
+    A ratio is NaN if its metric is 0 in any round. The gap between tokens is 0 if they arrive
     together.
     """
     found: dict[str, dict[str, Any]] = {}

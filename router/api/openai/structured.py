@@ -58,7 +58,7 @@ def check_grammar_sizes(body: CutJson) -> None:
         return  # the full decoding fails too, and reports it
     for name in _FIELDS:
         size = body.num_bytes(memoryview(fields.get(name, msgspec.Raw())))
-        # Twice the limit, since white space and names around a schema do not count.
+        # Twice the limit, since whitespace and names around a schema do not count.
         if size > 2 * MAX_GRAMMAR_BYTES:
             raise bad_request(
                 f"{name} has {size} bytes; the maximum for a grammar is {MAX_GRAMMAR_BYTES} bytes",

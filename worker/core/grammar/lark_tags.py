@@ -133,7 +133,7 @@ def json_options(max_whitespace: int | None) -> dict[str, object]:
     """llguidance options for JSON.
 
     Args:
-        max_whitespace: maximum consecutive white space; None for compact JSON.
+        max_whitespace: maximum consecutive whitespace; None for compact JSON.
     """
     options: dict[str, object] = {"json_allowed_escapes": _ESCAPES}
     if max_whitespace is None:

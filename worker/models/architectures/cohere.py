@@ -91,7 +91,7 @@ class AveragingMoeMLP(MoeMLP):
 
 
 class Cohere2MoeForCausalLM(CohereForCausalLM):
-    """Command A+ and North Mini: experts in all but the first layers."""
+    """Command A+ and North Mini: experts in all but the first few layers."""
 
     def build_layer(self, index: int) -> ParallelLayer:
         """Builds a layer with or without rotary embedding."""

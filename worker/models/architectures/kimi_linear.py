@@ -178,7 +178,7 @@ class KimiDeltaAttention:
 
 
 class KimiLinearForCausalLM(Qwen3MoeForCausalLM):
-    """Kimi Linear: experts as in DeepSeek V3 in all but the first layers."""
+    """Kimi Linear: experts as in DeepSeek V3 in all but the first few layers."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(
         gate="w1", up="w3", down="w2", bias="gate.e_score_correction_bias"

@@ -144,7 +144,7 @@ class Lfm2ForCausalLM(DecoderModel):
 
 
 class Lfm2MoeForCausalLM(Lfm2ForCausalLM):
-    """LFM2 with experts in all but the first layers."""
+    """LFM2 with experts in all but the first few layers."""
 
     def build_mlp(self, index: int) -> FeedForward:
         """Builds the feed-forward block of a layer: experts, or an MLP in the first layers."""

@@ -389,12 +389,15 @@ def rotary_size(family: FamilyConfig, rotary_dim: int | None = None) -> int:
     if share is None and rotary_dim is not None:
         size = rotary_dim
     if rotary_dim not in (None, size) or not 0 < size <= head_dim:
-        given = "" if rotary_dim is None else f" and rotary_dim {rotary_dim}"
         key = "partial_rotary_factor"
         other = "".join(f" ({name})" for name, field in family.aliases if field == key)
+        named = {f"{key}{other}": share, "rotary_dim": rotary_dim}
+        given = " and ".join(
+            f"{name} {value}" for name, value in named.items() if value is not None
+        )
         raise ValueError(
-            f"{key}{other} {share}{given} in config.json are inconsistent with "
-            f"head_dim {head_dim}: make them consistent"
+            f"{given} in config.json must specify between 1 and {head_dim} (head_dim) rotary "
+            "dimensions, consistently: fix it"
         )
     return size
 

@@ -173,7 +173,8 @@ def _check_entry(name: str, entry: object) -> int:
                 )
             return end
     raise ValueError(
-        f"{WEIGHTS_NAME} is not a safetensors file: its entry for {name:.200} is invalid"
+        f"{WEIGHTS_NAME} is corrupt: the header entry for {name:.200} is invalid; save or download "
+        "the adapter again"
     )
 
 

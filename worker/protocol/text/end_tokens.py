@@ -68,7 +68,9 @@ def tokenizer_eos_token_id(model: str) -> int | None:
                 return token.id
         vocab = msgspec.json.decode(file.model, type=analyzed(_Vocabulary)).vocab
     except msgspec.DecodeError as error:
-        raise ValueError(f"{path} is not a valid tokenizers file: {error}") from error
+        raise ValueError(
+            f"{path} is not a valid tokenizer file ({error}): download it again"
+        ) from error
     if isinstance(vocab, dict):
         return vocab.get(name)
     return next((token_id for token_id, (piece, _) in enumerate(vocab) if piece == name), None)

@@ -52,8 +52,8 @@ class StopStrings:
         self.matches[state] = text
 
     def _link(self) -> None:
-        """Computes failures and matches level by level, since failure links lead to
-        lower levels."""
+        """Computes failure links and matches in breadth-first order, since a failure link leads to
+        a shallower state."""
         level = [*self.moves[0].values()]
         while level:
             below = []

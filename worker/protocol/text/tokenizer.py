@@ -96,7 +96,7 @@ class Tokenizer:
 
     @property
     def longest_token(self) -> int:
-        """Maximum length of a token's name in characters. Slow on first access.
+        """Length of the longest token of the vocabulary, in characters. Slow on first access.
 
         As in vLLM, a text longer than N times this is treated as having more than N tokens,
         although a normalizer might shorten it, or a single token might cover many unknown

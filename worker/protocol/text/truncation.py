@@ -43,8 +43,8 @@ class Truncation:
         room = self.maximum - num_special
         if room < 1:
             raise ValueError(
-                f"special tokens take {num_special} of these tokens, which leaves no room for "
-                f"text: set it to at least {num_special + 1}"
+                f"the text has {num_special} special tokens, which leaves no room for others: "
+                f"set it to at least {num_special + 1}"
             )
         if first + second <= room:
             return list(range(len(sequences)))

@@ -58,8 +58,8 @@ def propose_edits(
     special: SpecialTokens | None,
     random: SamplingParameters | None,
 ) -> EditProposal:
-    """Proposes tokens, including special ones, for each of the S scored positions; arguments as in
-    `propose`, but the logits are kept."""
+    """Proposes tokens, including special ones, for each of the S scored positions. Arguments as in
+    `propose`, but `logits` is not modified."""
     assert special is not None, "the model has tokens for deletion and insertion"
     found = [np.zeros(scored.shape, dtype=np.int32) for _ in range(3)]
     confidence, unmasked_confidence = (

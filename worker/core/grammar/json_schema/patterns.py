@@ -18,9 +18,9 @@ ANY = r"(?s:.)*"
 """Translated pattern that matches any text."""
 
 _SPACES = r"\t-\r\x{20}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
-"""Characters that are white space in both languages."""
+"""Characters that are whitespace in both languages."""
 _NOT_SPACES = _SPACES + r"\x{1c}-\x{1f}\x{85}\x{feff}"
-"""Characters that are white space in at least one of the languages."""
+"""Characters that are whitespace in at least one of the languages."""
 _IN_BOTH = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES}
 """Characters that are in a class in both languages."""
 _IN_EITHER = {"d": r"\p{Decimal_Number}\p{Cn}", "w": r"\p{L}\p{N}\p{Cn}_", "s": _NOT_SPACES}

@@ -26,7 +26,7 @@ class ArceeConfig(FamilyConfig):
 
 class AfmoeConfig(AlternatingFamilyConfig):
     """Trinity: gated attention with sliding windows in all but every fourth layer, which has no
-    rotary embedding; experts in all but the first layers."""
+    rotary embedding; experts in all but the first few layers."""
 
     architecture = "AfmoeForCausalLM"
     model_types = ("afmoe",)

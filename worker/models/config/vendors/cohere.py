@@ -69,8 +69,8 @@ class Cohere2Config(AlternatingFamilyConfig):
 
 
 class Cohere2MoeConfig(Cohere2Config):
-    """Command A+ and North Mini: Command A with experts in all but the first layers, and optionally
-    RMSNorm."""
+    """Command A+ and North Mini: Command A with experts in all but the first few layers, and
+    optionally RMSNorm."""
 
     architecture = "Cohere2MoeForCausalLM"
     model_types = ("cohere2_moe",)

@@ -132,7 +132,7 @@ class DeepseekV3Config(LatentFamilyConfig):
     topk_method: Literal["noaux_tc"] = "noaux_tc"
 
     def moe(self) -> MoeConfig:
-        """Experts in all but the first layers."""
+        """Experts in all but the first few layers."""
         return grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
 
     def mtp(self) -> MtpConfig:
@@ -164,7 +164,7 @@ class DeepseekV32Config(DeepseekV3Config):
     """Whether the indexer's rotary embedding pairs adjacent dimensions."""
 
     def moe(self) -> MoeConfig:
-        """Experts in all but the first layers, unless config.json lists others."""
+        """Experts in all but the first few layers, unless config.json lists others."""
         first = self.first_k_dense_replace
         dense = listed_dense_layers(
             self.mlp_layer_types,

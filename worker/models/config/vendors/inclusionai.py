@@ -11,7 +11,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, 
 
 
 class BailingMoeV2Config(FamilyConfig):
-    """Ling and Ring 2: experts in all but the first layers, with DeepSeek V3's router."""
+    """Ling and Ring 2: experts in all but the first few layers, with DeepSeek V3's router."""
 
     architecture = "BailingMoeV2ForCausalLM"
     model_types: ClassVar[tuple[str, ...]] = ("bailing_moe", "bailing_moe_v2")
@@ -52,7 +52,7 @@ class BailingMoeV2Config(FamilyConfig):
         return rotary_size(self, self.rotary_dim)
 
     def moe(self) -> MoeConfig:
-        """Experts in all but the first layers."""
+        """Experts in all but the first few layers."""
         return MoeConfig(
             num_experts=self.num_experts,
             top_k=self.num_experts_per_tok,
@@ -98,7 +98,7 @@ class LLaDA2MoeConfig(BailingMoeV2Config):
         return tokens
 
     def moe(self) -> MoeConfig:
-        """Experts in all but the first layers, chosen from the best groups or, with
+        """Experts in all but the first few layers, chosen from the best groups or, with
         `expert_capacity`, from the experts of the token's block."""
         moe, capacity = super().moe(), self.expert_capacity
         if capacity is None:

@@ -76,7 +76,7 @@ class ExaoneMoeConfig(Exaone4Config):
     topk_method: Literal["noaux_tc"] = "noaux_tc"
 
     def moe(self) -> MoeConfig:
-        """Experts in all but the first layers, unless config.json lists others."""
+        """Experts in all but the first few layers, unless config.json lists others."""
         first = self.first_k_dense_replace
         dense = listed_dense_layers(
             self.mlp_layer_types,

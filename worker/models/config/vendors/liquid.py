@@ -75,7 +75,7 @@ class Lfm2Config(_ConvolutionConfig):
 
 
 class Lfm2MoeConfig(_ConvolutionConfig, kw_only=True):
-    """LFM2 with experts in all but the first layers."""
+    """LFM2 with experts in all but the first few layers."""
 
     architecture = "Lfm2MoeForCausalLM"
     model_types = ("lfm2_moe",)

@@ -10,7 +10,7 @@ from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes
 
 
 class Dots1Config(WindowedFamilyConfig, kw_only=True):
-    """dots.llm1: Qwen3's attention, and DeepSeek V3's experts in all but the first layers."""
+    """dots.llm1: Qwen3's attention, and DeepSeek V3's experts in all but the first few layers."""
 
     architecture = "Dots1ForCausalLM"
     model_types = ("dots1",)
@@ -45,7 +45,7 @@ class Dots1Config(WindowedFamilyConfig, kw_only=True):
         return FULL if index < self.max_window_layers else SLIDING
 
     def moe(self) -> MoeConfig:
-        """Experts in all but the first layers."""
+        """Experts in all but the first few layers."""
         return grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
 
 

@@ -32,7 +32,8 @@ _SCALING = words(
 
 class Step3p5Config(FamilyConfig):
     """Step 3.5 Flash: gated attention; more query heads and a different rotary embedding in
-    sliding-window layers; experts, whose activations may be clamped, in all but the first layers.
+    sliding-window layers; experts, whose activations may be clamped, in all but the first few
+    layers.
     """
 
     architecture = "Step3p5ForCausalLM"

@@ -72,7 +72,7 @@ class Glm4MoeConfig(FamilyConfig):
         return Biases(qkv=self.attention_bias)
 
     def moe(self) -> MoeConfig:
-        """Experts in all but the first layers."""
+        """Experts in all but the first few layers."""
         return grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
 
     def mtp(self) -> MtpConfig:
