@@ -132,7 +132,7 @@ def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     name = at_revision(str(tmp_path / "model"), "main")
     for read in (local_folder, load_tokenizer, resolve_checkpoint, commit_of):
-        with pytest.raises(ValueError, match="remove --revision"):
+        with pytest.raises(ValueError, match="remove the revision"):
             read(name)
     assert commit_of(str(tmp_path)) == commit_of(str(tmp_path / "later")) == ""
     assert commit_of(f"org/name@{COMMIT}") == COMMIT  # no request to the Hub

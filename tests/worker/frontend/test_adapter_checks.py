@@ -74,7 +74,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "integers": ({"a": {**ENTRY, "dtype": "I64"}}, "a in adapter_model.safetensors has type I64"),
     "FP8": ({"a": {**ENTRY, "dtype": "F8_E4M3"}}, "has type F8_E4M3, but only BF16, F16, F32"),
     "no entry": ({"a": 3}, "corrupt: the header entry for a"),
-    "offsets": ({"a": {**ENTRY, "data_offsets": [0, True, 8]}}, "its entry for a"),
+    "offsets": ({"a": {**ENTRY, "data_offsets": [0, True, 8]}}, "the header entry for a"),
     "no object": ([1], "its header is not a JSON object"),
     "deep": (b"[" * 99999, "not a safetensors file: "),
     "no JSON": (bytes(9), "not a safetensors file: "),

@@ -78,9 +78,7 @@ def test_negative_ones_are_refused() -> None:
 
 
 def test_each_running_request_needs_a_token_of_the_step() -> None:
-    expected = (
-        r"--max-num-batched-tokens \(8\) must be greater than or equal to --max-num-seqs \(9\)"
-    )
+    expected = r"--max-num-batched-tokens \(8\) must be at least --max-num-seqs \(9\)"
     with pytest.raises(ValueError, match=expected):
         EngineConfig.of(model="any", max_num_seqs=9, max_num_batched_tokens=8)
     equal = EngineConfig.of(model="any", max_num_seqs=8, max_num_batched_tokens=8)

@@ -291,7 +291,9 @@ def test_a_model_of_blocks_drafts_for_none(checkpoint: SdarCheckpoint) -> None:
 
 
 def test_names_of_switches() -> None:
-    with pytest.raises(ValueError, match="dllm_disable in --dllm-config: unknown nothing"):
+    with pytest.raises(
+        ValueError, match="dllm_disable in --dllm-config: unknown optimization 'nothing'"
+    ):
         EngineConfig.of(model="", dllm_disable=("nothing",))
     with pytest.raises(ValueError, match=r"dllm_threshold in --dllm-config must be in \[0, 1\]"):
         EngineConfig.of(model="", dllm_threshold=1.5)
