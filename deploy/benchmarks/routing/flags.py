@@ -14,7 +14,10 @@ _SIMULATED_TOO = ("workloads", "scale", "first_seed", "plot")
 
 _GATEWAYS_TOO = ("workloads", "seeds", "first_seed", "scale", "traces")
 _AGENTS_TOO = ("policies", "seeds", "first_seed", "workers")
-_REAL_TOO = ("sessions", "num_workers", "host_share", "rounds", "first_seed", "model", "variant")
+_REAL_TOO = (
+    *("gaps", "sessions", "num_workers", "host_share", "rounds", "first_seed", "model"),
+    "variant",
+)
 
 
 def add_router_flags(parser: argparse.ArgumentParser) -> None:

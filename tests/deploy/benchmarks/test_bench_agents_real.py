@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import islice
+import json
+from itertools import cycle, islice
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -11,6 +14,8 @@ from cluster.bench.client import Record
 from cluster.bench.turns import Turns
 from cluster.config import find_demo_model
 from deploy.benchmarks.cli import main
+from deploy.benchmarks.routing.agents import load as agent_load
+from deploy.benchmarks.routing.agents.load import Pace
 from deploy.benchmarks.routing.agents.recorded import recorded_agents
 from deploy.benchmarks.routing.paced import Vocabulary, load
 from deploy.benchmarks.routing.real.agent_options import RealAgentOptions
@@ -45,6 +50,23 @@ def test_compression_divides_lengths_and_gaps() -> None:
     for one, other in zip(whole.turns, half.turns, strict=True):
         assert other.num_appended == max(1, round(one.num_appended / 2))
         assert other.gap_s == pytest.approx(one.gap_s / 2)
+
+
+def test_gaps_of_people_are_those_of_one_recorded_session_in_order() -> None:
+    unattended, people = (next(recorded_agents(2.0, 5, 0, pace)) for pace in get_args(Pace))
+    assert len(people.turns) == len(unattended.turns)
+    gaps = [round(2.0 * turn.gap_s, 6) for turn in people.turns]
+    recorded = [
+        [round(min(max(gap, 0.1), 300.0), 6) for gap in session]
+        for session in json.loads(
+            Path(agent_load.__file__).with_name("recorded_gaps.json").read_text()
+        )["gaps"]
+    ]
+    assert any(
+        gaps == list(islice(cycle(session[first:] + session[:first]), len(gaps)))
+        for session in recorded
+        for first in range(len(session))
+    )
 
 
 def test_prompts_are_long_enough_for_the_gate() -> None:
@@ -149,6 +171,8 @@ def test_options_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert "choose from default, host, gate, gate-host" in capsys.readouterr().err
     with pytest.raises(ValueError, match="a single --sessions"):
         RealAgentOptions(variant="gate", sessions=(3, 6))
+    with pytest.raises(ValueError, match="choose from unattended, people"):
+        RealAgentOptions(gaps=("recorded",))
     with pytest.raises(ValueError, match="--window-s must be greater than 0"):
         RealAgentOptions(window_s=0.0)
     with pytest.raises(ValueError, match="--compression"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -27,6 +29,22 @@ _ABANDONED = 0.01
 """Fraction of the turns after which a session is abandoned without notice."""
 
 
+@cache
+def _recorded() -> list[list[float]]:
+    gaps: list[list[float]] = json.loads(_RECORDED.read_text())["gaps"]
+    return gaps
+
+
+def people_gaps(random: np.random.Generator) -> Iterator[float]:
+    """Seconds between the turns of one recorded session, from a random turn on, repeated endlessly.
+
+    They include the time that people take to read and write, capped at five minutes.
+    """
+    gaps = _recorded()[int(random.integers(len(_recorded())))]
+    first = int(random.integers(len(gaps)))
+    return cycle([max(min(gap, _MAX_GAP_S), 0.1) for gap in gaps[first:] + gaps[:first]])
+
+
 class AgentSession:
     """One agent with its context."""
 
@@ -44,7 +62,7 @@ class AgentSession:
         self.parent: AgentSession | None = None
         self.num_children = 0
         """Number of sub-agents that the session is waiting for."""
-        self.gaps = cycle([0.0])
+        self.gaps: Iterator[float] | None = None
         """Seconds between turns, if recorded."""
 
 
@@ -63,9 +81,6 @@ class AgentLoad:
         self._num_sessions = 0
         self._products = [self._tokens(8_000, 20_000) for _ in _PRODUCTS]
         self._sub_products = [self._tokens(4_000, 8_000) for _ in _PRODUCTS]
-        self._recorded: list[list[float]] = []
-        if pace == "people":
-            self._recorded = json.loads(_RECORDED.read_text())["gaps"]
 
     def session(self, *, started: bool = False) -> AgentSession:
         """A new session; if `started`, some of its turns are already done."""
@@ -82,10 +97,8 @@ class AgentLoad:
             max(num_turns - num_done, 1),
             len(system),
         )
-        if self._recorded:
-            gaps = self._recorded[int(self.random.integers(len(self._recorded)))]
-            first = int(self.random.integers(len(gaps)))
-            made.gaps = cycle([min(gap, _MAX_GAP_S) for gap in gaps[first:] + gaps[:first]])
+        if self._pace == "people":
+            made.gaps = people_gaps(self.random)
         return made
 
     def sub_agents(self, parent: AgentSession) -> list[AgentSession]:
@@ -120,8 +133,8 @@ class AgentLoad:
     def grow(self, session: AgentSession) -> float:
         """Appends tool results to the context; returns the seconds until the next turn."""
         session.context = np.concatenate([session.context, self._growth()])
-        if self._recorded:
-            return max(next(session.gaps), 0.1)
+        if session.gaps is not None:
+            return next(session.gaps)
         place = self.random.random()
         if place < 0.86:
             return float(self.random.uniform(0.1, 1.0))

@@ -26,7 +26,7 @@ class AgentOptions:
 
     gaps: tuple[str, ...] = ()
     """Gaps between turns: unattended (86 % within a second) or people (recorded from Claude Code).
-    Can be repeated. Default: both."""
+    Can be repeated. Default: both; with --real: unattended."""
     sessions: tuple[int, ...] = (3, 6, 12, 18)
     """Number of concurrent sessions. Can be repeated. Two workers hold the contexts of about six
     sessions. Default with --real: 16."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
+from deploy.benchmarks.routing.agents.load import Pace
 from deploy.benchmarks.routing.workload import DEFAULT_COSTS, FleetShape
 
 _PAGE: Final = 16
@@ -27,6 +28,8 @@ class RealAgentOptions:
     )
     """Variant to measure with --agents --real: default (neither gate nor host tier), host, gate or
     gate-host. Can be repeated."""
+    gaps: tuple[str, ...] = ("unattended",)
+    """Gaps between turns, as in AgentOptions. Can be repeated."""
     sessions: tuple[int, ...] = (16,)
     """Number of concurrent sessions. Can be repeated."""
     num_workers: int = 2
@@ -51,13 +54,16 @@ class RealAgentOptions:
     def __post_init__(self) -> None:
         if unknown := [one for one in (*self.fleets, self.variant) if one and one not in FLEETS]:
             raise ValueError(f"unknown variant {unknown[0]!r}: choose from {', '.join(FLEETS)}")
+        if unknown := [one for one in self.gaps if one not in get_args(Pace)]:
+            allowed = ", ".join(get_args(Pace))
+            raise ValueError(f"--gaps: unknown pace {unknown[0]!r}: choose from {allowed}")
         if not self.sessions or min(self.sessions) < 1:
             raise ValueError(
                 "--sessions must be a comma-separated list of positive integers, such as 8,16, got "
                 f"{list(self.sessions)}"
             )
-        if self.variant and len(self.sessions) > 1:
-            raise ValueError("--variant requires a single --sessions")
+        if self.variant and (len(self.sessions) > 1 or len(self.gaps) > 1):
+            raise ValueError("--variant requires a single --sessions and a single --gaps")
         for name in ("num_workers", "window_s", "host_share", "rounds"):
             if getattr(self, name) <= 0:
                 flag = name.replace("_", "-")

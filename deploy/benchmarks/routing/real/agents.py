@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Final
+from itertools import product
+from typing import Any, Final, cast
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from cluster.bench.serve import CHAT
 from cluster.bench.stats import percentile, share, spread
 from cluster.bench.turns import Turns, take_turns
 from cluster.config import find_demo_model
+from deploy.benchmarks.routing.agents.load import Pace
 from deploy.benchmarks.routing.agents.recorded import recorded_agents
 from deploy.benchmarks.routing.paced import Vocabulary, load
 from deploy.benchmarks.routing.real.agent_options import (
@@ -103,14 +105,15 @@ def run_agents_real(options: RealAgentOptions) -> Result:
     rows: list[dict[str, Any]] = []
     ratios: list[dict[str, Any]] = []
     checks: list[Check] = []
-    for number in options.sessions:
-        one = replace(options, sessions=(number,))
+    for pace, number in product(options.gaps, options.sessions):
+        one = replace(options, gaps=(pace,), sessions=(number,))
+        case = {"gaps": pace, "sessions": number}
         turns = take_turns(
             {variant: partial(turn_of, one, variant) for variant in options.fleets}, options.rounds
         )
-        rows += [{"sessions": number, **row} for row in table(turns)]
-        ratios += [{"sessions": number, **row} for row in ratios_to_default(turns)]
-        checks += order_checks(turns, f"sessions_{number}")
+        rows += [{**case, **row} for row in table(turns)]
+        ratios += [{**case, **row} for row in ratios_to_default(turns)]
+        checks += order_checks(turns, f"{pace}_{number}")
     failed = sum(row["failed"] for row in rows)
     checks.append(exactly("failed_requests", failed, "requests", 0))
     return {
@@ -217,10 +220,10 @@ def _turn(options: RealAgentOptions) -> AgentFigures:
 async def drive_agents(options: RealAgentOptions, base_url: str) -> tuple[list[TurnRecord], float]:
     """Runs the sessions; returns all turns, and the age in seconds of the oldest unfinished
     request."""
-    (num_sessions,) = options.sessions
+    (num_sessions,), (pace,) = options.sessions, options.gaps
     space = WordSpace(Vocabulary(load(options.model)))
     seed = options.first_seed
-    sessions = recorded_agents(options.compression, seed, num_sessions)
+    sessions = recorded_agents(options.compression, seed, num_sessions, cast(Pace, pace))
     async with open_session({}) as session:
         loops = AgentLoops(session, base_url + CHAT, _FIELDS, sessions, space, None, seed)
         oldest_s = await loops.run(num_sessions, options.window_s)
@@ -238,7 +241,7 @@ def turn_of(options: RealAgentOptions, variant: str, number: int) -> AgentFigure
     }
     found = msgspec.convert(known, AgentFigures)
     note(
-        f"{options.sessions[0]} sessions, {variant}, round {number}: "
+        f"{options.sessions[0]} sessions ({options.gaps[0]}), {variant}, round {number}: "
         f"{found.turns_per_minute:.1f} turns per minute, hit rate {found.hit_rate:.3f}, "
         f"TTFT p50 {found.p50_running:.2f} s"
     )
@@ -246,7 +249,7 @@ def turn_of(options: RealAgentOptions, variant: str, number: int) -> AgentFigure
 
 
 def _flags(options: RealAgentOptions) -> list[str]:
-    values = asdict(options) | {"sessions": options.sessions[0]}
+    values = asdict(options) | {"sessions": options.sessions[0], "gaps": options.gaps[0]}
     return [
         word
         for name, value in values.items()
