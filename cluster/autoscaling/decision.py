@@ -228,12 +228,12 @@ class _SlidingMinimum:
 
 
 def _up_to(needed: float) -> int:
-    """Minimum number of workers when scaling up: the need may exceed it by the tolerance."""
+    """Minimum number of workers when scaling up: `needed` may exceed this number by `_BAND`."""
     return ceil(needed / (1.0 + _BAND))
 
 
 def _down_to(needed: float) -> int:
-    """Minimum number of workers when scaling down: the need is below it by the tolerance."""
+    """Minimum number of workers when scaling down: `needed` is below this number by `_BAND`."""
     return ceil(needed / (1.0 - _BAND))
 
 

@@ -65,8 +65,8 @@ class CompareOptions:
     concurrencies: tuple[int, ...] = field(default=(1, 8, 32), metadata={"separator": ","})
     """Numbers of concurrent requests, each measured in a separate stage. For URLs only."""
     prompts_per_stream: int = 0
-    """Number of requests per stage and concurrent request; 0 uses --num-prompts for each stage. For
-    URLs only."""
+    """Number of requests per stage, as a multiple of its concurrency; 0 uses --num-prompts for each
+    stage. For URLs only."""
     pause_s: float = 2.0
     """Pause in seconds before each measurement, as threads of the other server may still be
     spinning. For URLs only."""
