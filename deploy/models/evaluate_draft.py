@@ -1,7 +1,7 @@
 """Acceptance rate of a draft model: ``python -m deploy.models.evaluate_draft``.
 
-The model answers held-out questions greedily. For each of its tokens, both models sample with the
-same noise, as in speculative decoding.
+The model answers held-out questions greedily. For each token of its answers, the model and the
+draft model sample with the same noise, as in speculative decoding.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def _turn(
 
     Args:
         prompts: token ids of each prompt.
-        limits: maximum tokens of each answer.
+        limits: maximum number of tokens of each answer.
         wave: number of requests that are queued at once; the next wave is queued when all of them
             have finished.
         number: number of the turn.
@@ -295,7 +295,8 @@ def _counts(running: int, turns: Turns[Turn], block_size: int) -> list[Check]:
 
 
 def expected_forwards(variant: str, turn: Turn, running: int, block_size: int) -> int:
-    """Number of forward passes in a variant's turn, counted independently from the rounds."""
+    """Number of forward passes in a variant's turn, computed from the rounds of its blocks
+    independently of the engine."""
     joined = variant in ("fused", "full")
     requests = [
         CountedRequest(
