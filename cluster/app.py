@@ -56,7 +56,7 @@ QUIET = {"enable_access_log": False}
 
 
 class GatewayReplica:
-    """One gateway process."""
+    """Serve deployment of the gateways; each replica is one gateway process."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,

@@ -204,7 +204,7 @@ class EndpointConfig:
     access: AccessConfig = field(default_factory=AccessConfig, metadata=group("access"))
     """Keys, accepted hosts and origins, and the audit log."""
     tenants: TenantConfig = field(default_factory=TenantConfig, metadata=group("tenants"))
-    """How tenants share workers, caches and metrics."""
+    """Rules for how tenants share workers, caches and metrics."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:

@@ -138,7 +138,7 @@ class Autoscaler:
 
     @property
     def _upscale_delay_s(self) -> float:
-        """Upscale delay in seconds, in proportion to the startup time."""
+        """Upscale delay in seconds, longer in proportion if a start takes longer than SHORT_S."""
         return self._config.upscale_delay_s * max(self.start_s / SHORT_S, 1.0)
 
     def _higher(self, lasting: float | None, target: int, now: float) -> int:

@@ -98,7 +98,7 @@ class CompareOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
-    """One stage of one result file."""
+    """One run of a load: a stage of a result file, or a measurement."""
 
     figures: Mapping[str, float]
     """Latencies in ms and throughput in tokens/s, by name; NaN if there is no data."""

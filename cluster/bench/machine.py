@@ -1,4 +1,4 @@
-"""Hardware and installed versions of a benchmark's machine."""
+"""Hardware and software versions of the machine that runs a benchmark."""
 
 from __future__ import annotations
 

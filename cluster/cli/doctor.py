@@ -398,7 +398,7 @@ def check_compiler() -> Iterator[Finding]:
 
 
 def check_launchers(gpus: list[Gpu]) -> Iterator[Finding]:
-    """Checks whether there are a C compiler and Python headers for Triton's driver and launchers."""
+    """Checks for a C compiler and Python headers, needed by Triton's driver and launchers."""
     compilers = [os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang")]
     scheme = sysconfig.get_default_scheme()
     # Triton reads Debian's own scheme (posix_local) as the usual one.

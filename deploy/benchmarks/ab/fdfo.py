@@ -1,6 +1,6 @@
 """Benchmark `fdfo`: speedup of First Done, First Out (FDFO) over synchronous batches of blocks.
 
-Engines with the same block-diffusion model take turns at the same prompts. Variants:
+Engines with the same block-diffusion model take turns processing the same prompts. Variants:
 
     synchronous   all blocks of a batch wait until the last one is done
     fdfo          like synchronous, but a block leaves the batch as soon as it is done
