@@ -48,15 +48,15 @@ ends, and gateways perform admission control."""
 STRATEGIES: Final = {"node": "STRICT_PACK", "pack": "PACK", "spread": "SPREAD"}
 """Ray's placement group strategy for each value of --tensor-parallel-placement."""
 KNOW_WORKERS_S = 2.0
-"""Maximum time, in seconds, that a new gateway waits for workers: long enough to attach to running
-ones, but short in case all are still loading."""
+"""Maximum time in seconds that a new gateway waits for a worker before it accepts requests: long
+enough to attach to running workers, but short in case all are still loading."""
 KEPT_BYTES = 4 * 2**20
 """Bytes of freed memory that each thread of a gateway keeps; larger request bodies are rare."""
 QUIET = {"enable_access_log": False}
 
 
 class GatewayReplica:
-    """One gateway process."""
+    """Serve deployment of the gateways; each replica is one gateway process."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -106,8 +106,8 @@ class GatewayReplica:
         trim_regularly()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """CPU usage of this gateway and load of each model, flattened for Serve. Called if
-        autoscaling is enabled for gateways or for any model."""
+        """CPU usage of this gateway and load of each model, flattened for Serve. Serve calls this
+        if autoscaling is enabled for gateways or for any model."""
         loads = {CPU: self._cpu.read()}
         for model in self._gateway.models:
             loads |= flattened(self._deployments[model.route.name], model.load.read())

@@ -75,10 +75,11 @@ def check_model(engine: EngineConfig) -> None:
     """Checks that a model and its draft model exist, and that their config.json is supported with
     this configuration.
 
-    Hub failures raise no error, since workers retry.
+    HTTP errors 429 and 5xx from the Hub raise no error, since workers retry.
 
     Raises:
-        ValueError: a model is missing or not supported; the message includes the remedy.
+        ValueError: a model is missing or not supported, or the Hub is not reachable and a model is
+            not cached; the message includes the remedy.
     """
     weights = engine.load_format != "dummy"
     require_model(engine.model, engine.revision, weights=weights)
@@ -114,7 +115,7 @@ def example_request(engine: EngineConfig) -> Example:
 def require_model(model: str, revision: str = "", *, weights: bool = True) -> None:
     """Checks that `model` is a checkpoint's folder or a model on the Hub.
 
-    Hub failures (429, 5xx) raise no error, since workers retry.
+    HTTP errors 429 and 5xx from the Hub raise no error, since workers retry.
 
     Args:
         model: folder, or Hub repository as ORGANIZATION/NAME.
@@ -122,8 +123,8 @@ def require_model(model: str, revision: str = "", *, weights: bool = True) -> No
         weights: whether a folder must contain weights.
 
     Raises:
-        ValueError: `model` is neither; the first line of the message is the problem, the second the
-            remedy.
+        ValueError: `model` is neither, or the Hub is not reachable and `model` is not cached; the
+            first line of the message is the problem, the second the remedy.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -243,7 +244,7 @@ def _request_metadata(repository: str, revision: str) -> None:
 
     Raises:
         HfHubHTTPError: the Hub returned an error.
-        ConnectionError: the Hub did not respond in time.
+        ConnectionError: the Hub did not respond in time, or the request failed for another reason.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 

@@ -105,7 +105,7 @@ class FleetConfig:
     """Name of the model in the API; by default the last part of the model's path. If several names
     are given on the command line, all of them are accepted."""
     served_model_aliases: tuple[str, ...] = field(default=(), metadata={"flag": None})
-    """Additional names of the model, in config files."""
+    """Additional names of the model; only for config files."""
     chat: ChatConfig = field(default_factory=ChatConfig, metadata=group("chat"))
     """Chat template, default sampling parameters and output parsers."""
 
@@ -204,7 +204,7 @@ class EndpointConfig:
     access: AccessConfig = field(default_factory=AccessConfig, metadata=group("access"))
     """Keys, accepted hosts and origins, and the audit log."""
     tenants: TenantConfig = field(default_factory=TenantConfig, metadata=group("tenants"))
-    """How tenants share workers, caches and metrics."""
+    """Rules for how tenants share workers, caches and metrics."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -238,7 +238,7 @@ class EndpointConfig:
 def known_hosts(endpoint: EndpointConfig) -> tuple[str, ...]:
     """Host names accepted in `Host`, besides IP addresses; empty for any.
 
-    On loopback, other names come from DNS rebinding: a page whose host name resolves to this
+    On loopback, any other name indicates DNS rebinding: a web page whose host name resolves to this
     machine.
     """
     names = endpoint.access.allowed_hosts
@@ -297,7 +297,7 @@ class ServeConfig:
 
 
 def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:
-    """Configuration of a fleet from a config file or the arguments of `serve deploy`.
+    """Configuration of a fleet from a config file or from the `args` of a Ray Serve config.
 
         host: 0.0.0.0
         api_keys: [secret]

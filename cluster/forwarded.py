@@ -112,7 +112,7 @@ class ForwardedClient:
         return is_one and hmac.compare_digest(proofs[0], self._secret)
 
     def _first_untrusted(self, hops: list[str], peer: str) -> str:
-        """The last address that is not that of a trusted proxy. An entry that is not an address
+        """The last address that does not belong to a trusted proxy. An entry that is not an address
         ends the search, since no trusted proxy has added it."""
         client = peer
         for hop in reversed(hops):

@@ -23,10 +23,10 @@ it unnecessary. No upstream issue is known unless one is cited.
    send a request, and the number of clients is only limited by file descriptors. Since idle
    connections could use up all of these, each response closes its connection above IDLE_SHARE, and
    only health checks are served above RESERVE_SHARE. While SCARCE_SHARE of the connections are in
-   use, another machine may have at most SOURCE_SHARE of them. The last ones are reserved for this
-   machine's own probes. Needed until HAProxy can adapt `timeout http-keep-alive` to the number of
-   connections. Request IDs that are not UTF-8 are also removed, since Serve fails on them. Needed
-   until Serve decodes headers without raising.
+   use, another machine may have at most SOURCE_SHARE of them. Above LOCAL_SHARE, only this machine
+   may connect, for its own probes. Needed until HAProxy can adapt `timeout http-keep-alive` to the
+   number of connections. Request IDs that are not UTF-8 are also removed, since Serve fails on
+   them. Needed until Serve decodes headers without raising.
 4. `name_clients`: sends the client's address to gateways, with a proof that HAProxy sent it
    (`cluster.forwarded`). Needed until Serve has HAProxy set X-Forwarded-For, and replicas trust it.
 5. `serve_tls`: enables TLS if CERTIFICATE_VARIABLE names a certificate. Needed until Serve passes
@@ -74,8 +74,8 @@ PER_SOURCE_VARIABLE = "RAYFLEET_HAPROXY_MAX_CONNECTIONS_PER_SOURCE"
 """Environment variable with the maximum number of connections per IP address; 0, the default, for
 no limit: behind an ingress, a load balancer or port forwarding, all clients share one address."""
 CERTIFICATE_VARIABLE = "RAYFLEET_HAPROXY_SSL_CERTIFICATE"
-"""Environment variable with the path of a PEM file that holds the certificate chain and its key.
-Clients then connect over TLS; if unset, over plain HTTP."""
+"""Environment variable with the path of a PEM file that holds the certificate chain and its key. If
+it is set, clients connect over TLS, otherwise over plain HTTP."""
 MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
 """Serve's environment variable with the maximum number of connections; if set, it overrides
 MAX_CONNECTIONS."""
@@ -225,8 +225,8 @@ def limit_connections(
     max_per_source: int,
     maxconn: int | None,
 ) -> str:
-    """The configuration with limits on connections, and on the time to receive a request, and
-    without request IDs that Serve cannot decode.
+    """The configuration with limits on connections and on the time to receive a request, and with a
+    rule that removes request IDs that Serve cannot decode.
 
     HAProxy 2.8 cannot change the timeout of idle connections with the number of connections, but
     closes a connection after a response with `Connection: close`.

@@ -10,8 +10,8 @@ from pathlib import Path
 ANSWER_TIMEOUT_S = 5.0
 """Timeout in seconds for a response from HAProxy, and for a command from a client of the guard."""
 INFO, ADOPT = b"show info", b"adopt"
-"""Commands: one of HAProxy's, and one with which a guard adopts another one; the adopted guard
-exits when that connection is closed."""
+"""Commands. INFO is HAProxy's own. A guard sends ADOPT to the guard that it adopts, which exits
+when the connection with this command is closed."""
 
 
 def query(path: Path, command: bytes, timeout_s: float = ANSWER_TIMEOUT_S) -> bytes:

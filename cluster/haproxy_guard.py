@@ -98,7 +98,7 @@ def can_guard(configuration: str) -> bool:
 
 
 def die_with_parent() -> None:
-    """Sets the signal that kills this process when the thread that started it exits."""
+    """Makes the kernel kill this process when the thread that started it exits."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -134,7 +134,7 @@ class Guard:
         self._manager_pidfd: int | None = None
         self._manager_ended_at = -math.inf
         self._deadline: tuple[float, Callable[[], None]] | None = None
-        """Time and kind of the next action after the parent's exit."""
+        """Time of the next action after the parent's exit, and the action."""
         self._admin = Path(found[2])
         self._configuration = configuration
         options, self._old = split_arguments(arguments)
@@ -321,7 +321,8 @@ class Guard:
         _log(f"HAProxy exited after {ran_s:.1f} s ({code}): restarting in {self._pause_s:.2f} s")
 
     def _adopt(self) -> bool:
-        """Adopts the running guard if only its configuration has routes; returns whether it did."""
+        """Adopts the running guard if its configuration has routes and this guard's has none;
+        returns whether it did."""
         if self._old:
             return False
         other = process_id(query(self._admin, INFO))

@@ -85,13 +85,15 @@ class LocalFleet:
     @property
     def log_directory(self) -> str:
         """Folder with Ray's logs of all processes of this fleet. It is removed when the fleet
-        stops; after a failed start, it is kept until another fleet starts."""
+        stops; after a failed start, it is kept until a later start finds the logs of a more recent
+        fleet."""
         from ray._private.worker import _global_node
 
         return str(_global_node.get_logs_dir_path())
 
     def start(self) -> None:
-        """Starts the fleet; returns when a worker is ready for requests.
+        """Starts the fleet; returns when its gateways and initial workers run and the endpoint is
+        ready for requests.
 
         Raises:
             ValueError: the configuration is not supported on this machine or cluster.

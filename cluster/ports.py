@@ -21,7 +21,7 @@ def free_ports(count: int) -> tuple[int, ...]:
     """`count` TCP ports that nothing listens on, reserved for as long as this process runs.
 
     Raises:
-        OSError: fewer ports of SINGLE_PORTS are free.
+        OSError: fewer than `count` ports in SINGLE_PORTS are free.
     """
     ports: list[int] = []
     for port in secrets.SystemRandom().sample(SINGLE_PORTS, len(SINGLE_PORTS)):

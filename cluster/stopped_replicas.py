@@ -34,7 +34,8 @@ class StoppedReplicas:
     """Watches the replicas of one Ray node: gateways and frontends of worker groups.
 
     Args:
-        raylet: process id of the node's raylet, the parent of its replicas; None if there are none.
+        raylet: process id of the node's raylet, the parent of its replicas; None if it is unknown,
+            in which case no replica is watched.
     """
 
     def __init__(self, raylet: int | None) -> None:
@@ -77,7 +78,8 @@ class StoppedReplicas:
 
 
 def _children(pid: int) -> Iterator[int]:
-    """Process ids of the children started by the main thread, as a raylet starts its children."""
+    """Process ids of the children that a process's main thread started; a raylet starts all of its
+    children in that thread."""
     return map(int, _read(Path(f"/proc/{pid}/task/{pid}/children")).split())
 
 

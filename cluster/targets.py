@@ -35,7 +35,7 @@ async def follow_targets(
 
     Args:
         application: name of the Serve application of the deployments.
-        listeners: called with the target, by name of the deployment.
+        listeners: functions that are called with the target, keyed by name of the deployment.
         query: returns Serve's details, as in its REST API; by default from the controller.
         every_s: interval between queries in seconds.
     """

@@ -113,7 +113,8 @@ class RayTransport:
         return reply
 
     async def heartbeat(self, worker_id: str) -> bytes | None:
-        """Last heartbeat of a worker whose event loop is blocked; None if there is none.
+        """Last heartbeat that a worker stored in the GCS while its event loop was blocked; None if
+        there is none.
 
         Raises Exception if the GCS is not reachable.
         """

@@ -1,4 +1,5 @@
-"""Registry of the running worker replicas in this process, by deployment.
+"""Registry of the running replicas of workers and gateways, by deployment, as known to this
+process.
 
 It is a separate module because Ray Serve pickles a request router's module by value: the router
 (`cluster.pinning`) and the transport (`cluster.transport`) would not share that module's globals.

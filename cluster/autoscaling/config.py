@@ -18,7 +18,7 @@ class AutoscalingConfig:
     """Maximum number of workers; setting it enables autoscaling, which replaces --num-workers. 0
     disables autoscaling."""
     min_workers: int = 1
-    """Minimum number of workers, with --max-workers. 0 scales an idle model to zero: the next
+    """Minimum number of workers if --max-workers is set. 0 scales an idle model to zero: the next
     request waits for a new worker, up to `no_worker_timeout_s` of --routing-config."""
     target_load: float = field(default=0.7, metadata=_RARE)
     """Target utilization of workers: the time to process arriving tokens in full batches, estimated
@@ -40,7 +40,7 @@ class AutoscalingConfig:
     as long if fewer workers barely suffice. Whenever workers are needed again soon after some were
     stopped, the delay doubles, up to 8 times this value."""
     downscale_to_zero_delay_s: float = field(default=600.0, metadata=_RARE)
-    """Seconds without requests before the last worker is stopped, with --min-workers 0."""
+    """Seconds without requests before the last worker is stopped if --min-workers is 0."""
 
     def __post_init__(self) -> None:
         if self.max_workers < 0 or self.min_workers < 0:

@@ -138,7 +138,7 @@ class Autoscaler:
 
     @property
     def _upscale_delay_s(self) -> float:
-        """Upscale delay in seconds, in proportion to the startup time."""
+        """Upscale delay in seconds, longer in proportion if a start takes longer than SHORT_S."""
         return self._config.upscale_delay_s * max(self.start_s / SHORT_S, 1.0)
 
     def _higher(self, lasting: float | None, target: int, now: float) -> int:
@@ -228,12 +228,12 @@ class _SlidingMinimum:
 
 
 def _up_to(needed: float) -> int:
-    """Minimum number of workers when scaling up: the need may exceed it by the tolerance."""
+    """Minimum number of workers when scaling up: `needed` may exceed this number by `_BAND`."""
     return ceil(needed / (1.0 + _BAND))
 
 
 def _down_to(needed: float) -> int:
-    """Minimum number of workers when scaling down: the need is below it by the tolerance."""
+    """Minimum number of workers when scaling down: `needed` is below this number by `_BAND`."""
     return ceil(needed / (1.0 - _BAND))
 
 

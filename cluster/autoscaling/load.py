@@ -32,8 +32,8 @@ class FleetLoad:
 def combined(reports: Sequence[LoadReport]) -> FleetLoad:
     """The load of a model, combined from at least one report of its gateways.
 
-    Values about the gateways' requests are added. Values about workers concern the same workers, so
-    the maximum is used: a gateway that has just started has incomplete data.
+    Values about the gateways' requests are added. Values about workers describe the same workers,
+    so the maximum is used: a gateway that has just started has incomplete data.
     """
     return FleetLoad(
         num_ready=round(max(r.num_ready for r in reports)),

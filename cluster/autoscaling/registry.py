@@ -23,7 +23,7 @@ class _Reported(NamedTuple):
     stamp: float
     """Time of the report by the gateway's clock, used only to detect new reports."""
     received_at: float
-    """Time of the first arrival of the report, by the controller's clock."""
+    """Time at which the controller first saw the report, by the controller's clock."""
     values: Mapping[str, float]
     """Values of the report, keyed by name as in `flattened`."""
 

@@ -30,7 +30,7 @@ class _Start:
 
 
 class StartTimes:
-    """Starting workers, and the usual startup time of previous starts.
+    """Workers that are starting, and the usual duration of a start.
 
     A start is a worker that is part of the target but not running, including replacements for
     failed workers. Only numbers of workers are known: a new running worker counts as the oldest

@@ -44,7 +44,8 @@ class Request:
     arrival_s: float = 0.0
     """Seconds from the start of the load to sending, or from the end of `after` if set."""
     after: int | None = None
-    """Index of the request of the same client that must finish before this one is sent."""
+    """Index of the request in the same Load that must finish before this one is sent; None if there
+    is none."""
     headers: Mapping[str, str] | None = None
     """Headers in addition to those of the HTTP session."""
     keep_text: bool = False
@@ -98,7 +99,8 @@ class Record:
     latency: float = 0.0
     """Seconds to the last event with choices or, for a failed request, to the failure."""
     ttft: float = 0.0
-    """Seconds to the first event with choices."""
+    """Seconds to the first event with choices, not counting a chat's first event, which has a role
+    but no text."""
     itl: list[float] = field(default_factory=list)
     """Intervals between events with choices."""
     output_len: int = 0
@@ -138,7 +140,7 @@ def open_session(headers: dict[str, str], keepalive_s: float = _IDLE_S) -> aioht
 
 
 async def send(session: aiohttp.ClientSession, url: str, request: Request) -> Record:
-    """Sends one request and reads its stream to the end; failures are recorded."""
+    """Sends one request and reads the response to the end; a failure is recorded as `error`."""
     record = Record(
         index=request.index, prompt_len=request.prompt_len, requested_len=request.output_len
     )

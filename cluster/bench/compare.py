@@ -65,8 +65,8 @@ class CompareOptions:
     concurrencies: tuple[int, ...] = field(default=(1, 8, 32), metadata={"separator": ","})
     """Numbers of concurrent requests, each measured in a separate stage. For URLs only."""
     prompts_per_stream: int = 0
-    """Number of requests per stage and concurrent request; 0 uses --num-prompts for each stage. For
-    URLs only."""
+    """Number of requests per stage, as a multiple of its concurrency; 0 uses --num-prompts for each
+    stage. For URLs only."""
     pause_s: float = 2.0
     """Pause in seconds before each measurement, as threads of the other server may still be
     spinning. For URLs only."""
@@ -98,7 +98,7 @@ class CompareOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
-    """One stage of one result file."""
+    """One run of a load: a stage of a result file, or a measurement."""
 
     figures: Mapping[str, float]
     """Latencies in ms and throughput in tokens/s, by name; NaN if there is no data."""

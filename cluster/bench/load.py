@@ -24,7 +24,7 @@ _TOKENS_PER_PROCESS = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """Requests of one client process, and their endpoint."""
+    """Requests to send to one endpoint; `split_load` splits them between client processes."""
 
     url: str
     headers: dict[str, str]

@@ -1,4 +1,4 @@
-"""Hardware and installed versions of a benchmark's machine."""
+"""Hardware and software versions of the machine that runs a benchmark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GPUS = "/proc/driver/nvidia/gpus"
 
 
 def machine(gpus: str = _GPUS) -> Result:
-    """CPU, cores available to this process, memory in GiB, and GPUs by name."""
+    """CPU, cores available to this process, memory in GiB, GPUs by name, and operating system."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
@@ -32,7 +32,7 @@ def machine(gpus: str = _GPUS) -> Result:
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> Result:
-    """Versions of Python and of installed packages."""
+    """Versions of Python and of the given packages; omits packages that are not installed."""
     found = {"python": platform.python_version()}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):

@@ -49,8 +49,8 @@ class MetricOptions:
 
 
 def summarize(load: LoadResult, options: MetricOptions, *, fixed_output: bool) -> Result:
-    """Computes the metrics of a load. With `fixed_output`, adds a check that fails if outputs are
-    shorter than requested."""
+    """Computes the metrics of a load. With `fixed_output`, adds a check that fails if the length of
+    an output differs from the requested one."""
     done = [record for record in load.records if not record.error]
     num_input = sum(record.prompt_len for record in done)
     num_output = sum(record.output_len for record in done)
@@ -82,7 +82,8 @@ def summarize(load: LoadResult, options: MetricOptions, *, fixed_output: bool) -
 
 
 def detailed(records: Sequence[Record]) -> Result:
-    """Seconds and tokens of each completed request, with the names of vLLM's detailed results."""
+    """Latencies in seconds and token counts of each completed request, keyed as in vLLM's detailed
+    results."""
     done = [record for record in records if not record.error]
     return {
         "ttfts": [record.ttft for record in done],

@@ -49,7 +49,8 @@ class PromptSpace:
         """Text with as many tokens as `token_ids`, or nearly as many.
 
         Decoding and encoding random IDs changes their number, so the text is cut or extended until
-        its length fits. Results use the server's count.
+        its length fits. Results use the server's count. Raises ValueError if the tokenizer is
+        unknown.
         """
         if self._tokenizer is None:
             raise ValueError("text prompts need --tokenizer FOLDER")

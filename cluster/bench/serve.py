@@ -244,8 +244,8 @@ def request_headers(options: ServeOptions) -> dict[str, str]:
 
 
 def server_version(options: ServeOptions) -> str | None:
-    """Server version from GET /version, supported by vLLM and rayfleet; None if the route is
-    missing."""
+    """Server version from GET /version, supported by vLLM and rayfleet; None if it is not
+    available."""
     request = urllib.request.Request(
         options.base_url.rstrip("/") + "/version", headers=request_headers(options)
     )
@@ -257,10 +257,10 @@ def server_version(options: ServeOptions) -> str | None:
 
 
 def model_card(options: ServeOptions) -> dict[str, Any]:
-    """The server's entry for the model, or its first one; empty if it lists none.
+    """The server's /v1/models entry for the model, or its first entry; empty if there is none.
 
     Raises:
-        ValueError: the server is not reachable, or rejects the API key.
+        ValueError: the server is not reachable, or returns an HTTP error.
     """
     url = options.base_url.rstrip("/") + "/v1/models"
     request = urllib.request.Request(url, headers=request_headers(options))

@@ -37,11 +37,13 @@ class Estimate:
         return float(stdtrit(self.freedom, 0.5 + 0.5 * LEVEL)) * self.error
 
     def p_above(self, limit: float) -> float:
-        """One-sided p-value: probability of a value at least as high if the true one is `limit`."""
+        """One-sided p-value: probability of an estimate of at least `value` if the true value is
+        `limit`."""
         return float(stdtr(self.freedom, (limit - self.value) / max(self.error, 1e-12)))
 
     def p_below(self, limit: float) -> float:
-        """One-sided p-value: probability of a value at least as low if the true one is `limit`."""
+        """One-sided p-value: probability of an estimate of at most `value` if the true value is
+        `limit`."""
         return float(stdtr(self.freedom, (self.value - limit) / max(self.error, 1e-12)))
 
 

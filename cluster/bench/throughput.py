@@ -1,4 +1,4 @@
-"""`rayfleet bench throughput`: benchmarks the engine offline with `LLM`, without HTTP and Ray."""
+"""`rayfleet bench throughput`: benchmarks the engine offline with `LLM`, without HTTP or Ray."""
 
 from __future__ import annotations
 

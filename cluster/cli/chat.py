@@ -86,7 +86,7 @@ def add_complete_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_chat(arguments: argparse.Namespace) -> int:
-    """Chats until the input ends; returns the exit code."""
+    """Sends one message, or chats until the input ends; returns the exit code."""
     options = ChatOptions(**given_options(arguments, ChatOptions))
     chat = Chat(Endpoint(options.url, options.key), options)
     if arguments.message is not None:
@@ -119,7 +119,8 @@ class Chat:
         options: model, sampling parameters and system message.
 
     Raises:
-        ValueError: the endpoint is unreachable, or serves no model to this key.
+        ValueError: the endpoint is unreachable, or the model (or any model, if unset) is not
+            available to the API key.
     """
 
     def __init__(self, endpoint: Endpoint, options: ChatOptions) -> None:
@@ -131,10 +132,11 @@ class Chat:
         self._reset()
 
     def send(self, text: str) -> None:
-        """Sends a message and prints the response, and adds both to the conversation.
+        """Sends a message, prints the response, and adds the message and the response to the
+        conversation.
 
-        If Ctrl-C stops the response, the part that was printed is kept. If the request fails, both
-        are dropped.
+        If Ctrl-C stops the response, the part that was printed is kept. If the request fails,
+        nothing is added.
 
         Raises:
             ValueError: the endpoint rejects the request, or fails.

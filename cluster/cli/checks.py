@@ -24,7 +24,7 @@ also the value in the Helm chart."""
 OPEN_FILES = 4096
 """Open file limit below which Ray warns. HAProxy and gateways each need two files per client."""
 MAX_DISK_USAGE = 0.95
-"""Fraction of disk usage above which Ray stores no objects (local_fs_capacity_threshold)."""
+"""Fraction of the disk in use above which Ray stores no objects (local_fs_capacity_threshold)."""
 
 
 class Finding(NamedTuple):
@@ -148,7 +148,8 @@ def check_driver(built_for: str | None, driver: str | None) -> Finding:
 def check_launchers(
     compiler: str | None, header: Path, *, has_header: bool, gpus: Sequence[Gpu]
 ) -> Finding:
-    """Checks that Triton can compile its driver and launchers, which it does at the first kernel.
+    """Checks that Triton can compile its driver and launchers, which it does when it launches the
+    first kernel.
 
     Args:
         compiler: C compiler that Triton uses; None if there is none.
@@ -181,7 +182,7 @@ def check_weights(
     Args:
         weight_bytes: bytes of all weights, in the data type used for computation.
         gpus: GPUs of this machine; if empty, `available_bytes` is the limit.
-        tensor_parallel_size: ranks that the weights are sharded over.
+        tensor_parallel_size: number of ranks over which the weights are sharded.
         gpu_memory_utilization: fraction of a GPU's memory that a rank may use.
         available_bytes: available memory of the machine.
     """

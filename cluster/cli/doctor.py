@@ -133,7 +133,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_requirements() -> Iterator[Finding]:
-    """Whether the requirements of WITH_REQUIREMENTS are installed."""
+    """Checks whether the requirements of WITH_REQUIREMENTS are installed."""
     versions: dict[str, str] = {
         canonicalize_name(distribution.name): distribution.version
         for distribution in importlib.metadata.distributions()
@@ -149,7 +149,8 @@ def check_requirements() -> Iterator[Finding]:
 
 
 def check_foreign_packages() -> Iterator[Finding]:
-    """Whether other distributions have a top-level package that is named like one of rayfleet's."""
+    """Checks whether other distributions have a top-level package with the name of one of
+    rayfleet's."""
     owners = importlib.metadata.packages_distributions()
     for package in OUR_PACKAGES:
         foreign = sorted({name for name in owners.get(package, []) if name != "rayfleet"})
@@ -166,7 +167,7 @@ def check_foreign_packages() -> Iterator[Finding]:
 
 
 def check_haproxy() -> Iterator[Finding]:
-    """Whether HAProxy is installed; otherwise, requests go through Serve's Python proxy."""
+    """Checks whether HAProxy is installed; if not, requests go through Serve's Python proxy."""
     from cluster.environment import has_haproxy
 
     if has_haproxy():
@@ -176,7 +177,7 @@ def check_haproxy() -> Iterator[Finding]:
 
 
 def check_port(port: int) -> Iterator[Finding]:
-    """Whether `serve` can listen on a loopback port."""
+    """Checks whether `serve` can listen on a loopback port."""
     from cluster.launch import require_free_port
 
     try:
@@ -216,8 +217,8 @@ def check_disk(folder: str, needed_bytes: int = 0) -> Finding:
 
 
 def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Finding]:
-    """Whether a model exists, is supported with its options, and fits on disk and into memory;
-    without a model, whether the Hub is reachable."""
+    """Checks whether a model exists, is supported with its options, and fits on disk and into
+    memory; without a model, checks whether the Hub is reachable."""
     from worker.rank.dtype import prefers_bf16
 
     if engine is None:
@@ -252,8 +253,8 @@ def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Findin
 
 
 def check_loading(engine: EngineConfig) -> Finding:
-    """Whether gateways can load a model's tokenizer and workers can load the model. Checks the
-    headers of the weight files or, if these are not downloaded yet, the index of the tensors.
+    """Checks whether gateways can load a model's tokenizer and workers can load the model, using
+    the headers of the weight files or, if these are not downloaded yet, the index of the tensors.
 
     Raises:
         ValueError: the tokenizer or the model cannot be loaded.
@@ -293,7 +294,7 @@ def check_loading(engine: EngineConfig) -> Finding:
 
 
 def check_adapters(engine: EngineConfig) -> Iterator[Finding]:
-    """Whether the adapters of --lora-modules can be loaded. Reads them as rank 0 does.
+    """Checks whether the adapters of --lora-modules can be loaded, by reading them as rank 0 does.
 
     Raises:
         ValueError: the model does not support adapters.
@@ -373,7 +374,7 @@ def check_head(engine: EngineConfig, config: ModelConfig) -> str:
 
 
 def check_cluster(address: str | None) -> Iterator[Finding]:
-    """Whether `serve --address` can join the Ray cluster at an address, if given."""
+    """Checks whether `serve --address` can join the Ray cluster at an address, if given."""
     if address is None:
         return
     ours = {"ray": importlib.metadata.version("ray"), "python": platform.python_version()}
@@ -381,7 +382,8 @@ def check_cluster(address: str | None) -> Iterator[Finding]:
 
 
 def check_compiler() -> Iterator[Finding]:
-    """Whether there is a C++ compiler for the CPU kernels."""
+    """Checks whether there is a C++ compiler for the CPU kernels, and reports which data type
+    --dtype auto selects on CPU."""
     from kernels.native import NativeUnavailable, build_library
     from worker.rank.dtype import prefers_bf16
 
@@ -396,7 +398,7 @@ def check_compiler() -> Iterator[Finding]:
 
 
 def check_launchers(gpus: list[Gpu]) -> Iterator[Finding]:
-    """Whether there are a C compiler and Python headers for Triton's driver and launchers."""
+    """Checks for a C compiler and Python headers, needed by Triton's driver and launchers."""
     compilers = [os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang")]
     scheme = sysconfig.get_default_scheme()
     # Triton reads Debian's own scheme (posix_local) as the usual one.

@@ -166,8 +166,8 @@ class Scrape:
     ) -> Iterator[tuple[Labels, float]]:
         """Increase in each selected counter, for processes that are also in the scrape `before`.
 
-        Otherwise the totals of a process whose node was missing from that scrape would count as an
-        increase.
+        Without this restriction, the totals of a process whose node was missing from `before` would
+        count as an increase.
         """
         if before is None:
             return
@@ -226,7 +226,7 @@ def adapter_rows(before: Scrape | None, now: Scrape) -> list[AdapterRow]:
 
 
 def session_rows(response: Mapping[str, Any]) -> list[SessionRow]:
-    """Rows from a response to GET /sessions, in the same order."""
+    """Rows of the models in a response to GET /sessions, in the same order."""
     waits = defaultdict[str, list[float]](list)
     for session in response["data"]:
         if session["state"] == "waiting":

@@ -47,7 +47,7 @@ def run_new(arguments: argparse.Namespace) -> int:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Prints the limits of each key in a file; returns the exit code."""
+    """Prints the limits of each key in a file, or in a folder of files; returns the exit code."""
     for entry in KeyFile(arguments.path).entries():
         limits = {
             "requests per minute": entry.requests_per_minute,

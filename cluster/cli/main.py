@@ -27,7 +27,7 @@ help text."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs a command and exits; for user errors, prints one line and exits with status 2."""
+    """Runs a command and exits; for user errors, prints the message and exits with status 2."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
     try:

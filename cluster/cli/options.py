@@ -31,7 +31,7 @@ def add_options(
 
     A flag that is not given sets no attribute of the namespace.
 
-    A field's metadata may contain, in addition to that of `Option`:
+    A field's metadata may contain, in addition to the keys described by `Option`:
         flag: name of the flag if it differs from the field's; None if there is none.
         aliases: additional names of the flag.
         within: flag with a JSON object that has this field as a key; for rarely used options.
@@ -127,7 +127,8 @@ class ObjectOption:
     Args:
         hints: types of the object's values by key.
         others: options with their own flags that the object may also contain. In their metadata,
-            `key` is the name in the object, and `spellings` maps other names of values to these.
+            `key` has the object's flag and the option's key in the object, and `spellings` maps
+            alternative names of values to the option's values.
     """
 
     def __init__(self, hints: Mapping[str, Any], others: Sequence[Option] = ()) -> None:

@@ -33,14 +33,15 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(
         self, *args: Any, fill: Callable[[CommandParser], None] | None = None, **kwargs: Any
     ) -> None:
-        """Creates a parser; `fill` adds its arguments only when the command is run, since that
-        imports the command's modules."""
+        """Creates a parser. `fill`, if given, adds the arguments only when the command is run,
+        because it imports the command's modules."""
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
         self._fill = fill
         self.common: frozenset[str] = frozenset()
         """Flags listed by plain `--help`; empty for all."""
         self.explain: Callable[[str], str] = lambda word: ""
-        """Function that returns a replacement for an unknown argument; empty if there is none."""
+        """Function that returns a suggestion for an unknown argument; an empty string if there is
+        none."""
 
     def parse_known_args(  # type: ignore[override]  # argparse overloads it for other namespaces
         self, args: Sequence[str] | None = None, namespace: Any = None

@@ -115,9 +115,11 @@ class FleetWatch:
         self.workers: list[WorkerRow] = []
         """Rows of workers as of the last scrape."""
         self.adapters: list[AdapterRow] = []
-        """Rows of LoRA adapters with requests, or on workers, as of the last scrape."""
+        """Rows of LoRA adapters that have had requests or are loaded on workers, as of the last
+        scrape."""
         self.sessions: list[SessionRow] = []
-        """Rows of models whose agent sessions may wait; empty if the key may not list them."""
+        """Rows of models with a session gate, as of the last scrape; empty if the API key is not
+        allowed to list sessions."""
         self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
         """Tokens per second at the most recent scrapes, oldest first, by worker."""
         self._before: Scrape | None = None

@@ -134,7 +134,7 @@ class DecodeTurn:
 
     @property
     def idle_us(self) -> float:
-        """Time from the end of sampling to the next forward pass: an upper bound of the device's
+        """Time from the end of sampling to the next forward pass: an upper bound on the device's
         idle time."""
         return self.phases_us["bubble"] + self.phases_us["prepare"]
 
@@ -144,10 +144,10 @@ class BenchEngine:
 
     Args:
         config: configuration of the engine.
-        request_tokens: maximum tokens per request. If given, the KV cache on a CUDA device is sized
-            for `max_num_seqs` such requests unless `config` sets its size: several engines share
-            the device, and none may use all of its memory. `max_num_seqs` is 64 unless `config`
-            sets it, so that the load is the same on every device.
+        request_tokens: maximum number of tokens per request. If given, the KV cache on a CUDA
+            device is sized for `max_num_seqs` such requests unless `config` sets its size: several
+            engines share the device, and none may use all of its memory. `max_num_seqs` is 64
+            unless `config` sets it, so that the load is the same on every device.
     """
 
     def __init__(self, config: EngineConfig, *, request_tokens: int | None = None) -> None:
@@ -323,7 +323,7 @@ class Engines:
 
 
 def decode_tokens(steps: int, input_len: int) -> int:
-    """Upper bound of the tokens of each request in `BenchEngine.decode`.
+    """Upper bound on the number of tokens of each request in `BenchEngine.decode`.
 
     Requests that get their first token early keep decoding until every request has one.
     """

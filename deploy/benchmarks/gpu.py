@@ -74,7 +74,7 @@ class Step:
 
 
 def make_steps(python: str, folder: Path, peer: str | None, num_gpus: int) -> list[Step]:
-    """All steps, cheapest first.
+    """All steps, in the order in which they run.
 
     Args:
         python: Python interpreter that runs rayfleet.

@@ -189,4 +189,4 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 102400,
     },
 }
-"""config.json fields of text models, keyed by short name."""
+"""config.json fields of the models, keyed by short name."""

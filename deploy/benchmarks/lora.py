@@ -1,7 +1,8 @@
-"""Benchmark `lora`: CPU time of steps with LoRA, relative to a server without.
+"""Benchmark `lora`: CPU time of steps with LoRA, relative to steps without LoRA.
 
 Two ranks in this process, with and without LoRA, compute the same rows in turn on one thread. CPU
-time is hardly affected by other load, and drifts of the processor's speed affect both.
+time is hardly affected by other load, and drift in the processor's speed affects both ranks
+equally.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class _Rank:
         self._runner.execute(Plan(0, [], [], [], adapter_reads=reads, adapter_loads=loads))
 
     def decode(self, adapters: Sequence[int], _: int) -> float:
-        """CPU milliseconds per decode step of one row per adapter."""
+        """CPU time in milliseconds per decode step with one row per entry of `adapters`."""
         rows = range(len(adapters))
         self._start(adapters, _CONTEXT)
         started = time.process_time()
@@ -118,13 +119,13 @@ class _Rank:
         return (time.process_time() - started) / self._options.steps * 1e3
 
     def prompt(self, adapters: Sequence[int], _: int) -> float:
-        """CPU milliseconds of a prompt for each adapter, in one step."""
+        """CPU time in milliseconds of a step with one prompt per entry of `adapters`."""
         started = time.process_time()
         self._start(adapters, self._options.input_len)
         return (time.process_time() - started) * 1e3
 
     def _start(self, adapters: Sequence[int], length: int) -> None:
-        """Admits a request for each adapter, and computes its prompt."""
+        """Admits a request per entry of `adapters`, and computes the prompts."""
         tokens = np.random.default_rng(0).integers(0, 100, length).astype("<i4").tobytes()
         admits, writes = list[Admit](), list[PageWrite]()
         for row, adapter in enumerate(adapters):

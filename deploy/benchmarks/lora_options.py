@@ -14,17 +14,17 @@ class LoraOptions:
     engine: EngineConfig = field(
         default_factory=lambda: EngineConfig(model=""), metadata={"flag": None}
     )
-    """Engine options of both variants."""
+    """Engine options, with and without LoRA."""
     pairs: int = 30
     """Number of measurements per variant, in alternation."""
     num_adapters: int = 8
-    """Number of adapters, for all projections of attention and MLP."""
+    """Number of adapters. Each one adapts all projections of attention and MLP."""
     running: int = 32
     """Number of requests that decode concurrently."""
     steps: int = 4
     """Number of decode steps per measurement."""
     input_len: int = 256
-    """Tokens per prompt of the measurement of prompts."""
+    """Tokens per prompt when prompts are measured."""
 
     def __post_init__(self) -> None:
         for name in ("pairs", "num_adapters", "running", "steps", "input_len"):

@@ -156,7 +156,7 @@ def tool_questions() -> list[Question]:
 
 
 def _sum(rng: Random) -> Sample:
-    """A calculation, or an exchange with follow-up questions, most of which are sums."""
+    """A calculation or, in 3 of 10 cases, an exchange with follow-up questions."""
     return _not_heldout(rng, arithmetic if rng.random() < 0.7 else followup)
 
 
@@ -184,7 +184,8 @@ def _with_functions(rng: Random, tasks: Tasks) -> Conversation:
 
 
 def _declare(rng: Random, *, is_heldout: bool) -> tuple[Function, ...]:
-    """One to five functions. They count as held out if one of their signatures is."""
+    """One to five functions: with `is_heldout`, at least one has a held-out signature; otherwise,
+    none has."""
     while True:
         kinds = rng.sample(KINDS, k=rng.choice((1, 2, 3, 3, 4, 5)))
         if rng.random() < 0.25:
@@ -290,7 +291,8 @@ def _no_call(rng: Random, functions: tuple[Function, ...], tasks: Tasks) -> Exch
 
 
 def _overlap(kind: Kind, declared: list[Kind]) -> bool:
-    """Whether a declared function could answer a question of this kind."""
+    """Whether a question of this kind can be answered without its function: by the model itself
+    (calculations) or by a declared function about towns."""
     if kind.operation:
         return True
     return kind.is_about_towns and any(other.is_about_towns for other in declared)

@@ -40,7 +40,8 @@ class DiffusionBatch:
     input_ids: Tensor
     """[batch, length] int64: token ids."""
     positions: Tensor
-    """[batch, length] int64: positions in the conversation; copies have those of their block."""
+    """[batch, length] int64: positions in the conversation; a copy has the positions of its block.
+    """
     visible: Tensor
     """[batch, 1, length, length] bool: whether a token (third dimension) attends to another (last
     dimension)."""
@@ -82,7 +83,7 @@ def diffusion_batches(
 
 
 class _Masker:
-    """Makes noisy copies.
+    """Adds noisy copies of blocks to conversations.
 
     Args:
         rng: random generator of the masks.

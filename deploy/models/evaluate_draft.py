@@ -1,7 +1,7 @@
 """Acceptance rate of a draft model: ``python -m deploy.models.evaluate_draft``.
 
-The model answers held-out questions greedily. For each of its tokens, both models sample with the
-same noise, as in speculative decoding.
+The model answers held-out questions greedily. For each token of its answers, the model and the
+draft model sample with the same noise, as in speculative decoding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _TEMPERATURES: Final = (0.0, 0.7, 1.3)
 
 
 def main() -> None:
-    """Prints the fraction of equal samples by family and temperature."""
+    """Prints the fraction of tokens for which both models sample the same one, by family and
+    temperature."""
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate_draft")
     parser.add_argument("--model", type=Path, default=Path("deploy/models/demo"))
     parser.add_argument("--draft", type=Path, default=Path("deploy/models/demo-draft"))
@@ -38,7 +39,8 @@ def main() -> None:
 def acceptance_by_family(
     model: Path, draft: Path, questions: list[Question]
 ) -> dict[str, list[float]]:
-    """Fraction of equal samples at each temperature, by family, and ``overall``."""
+    """Fraction of tokens for which both models sample the same one at each temperature, keyed by
+    family; the key ``overall`` has all families."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
     # No transformers class satisfies the protocol that types `generate`.
     pair: list[Any] = [

@@ -43,7 +43,8 @@ class Function:
 
     @property
     def signature(self) -> str:
-        """Name and keys; a declaration counts as held out if they do not occur in training."""
+        """Name and keys. A declaration with this signature is held out if the signature is (see
+        `is_heldout_key`)."""
         return f"{self.name}({', '.join(parameter.key for parameter in self.parameters)})"
 
     def declared(self) -> dict[str, Any]:
@@ -76,7 +77,7 @@ class Kind:
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
     keys: tuple[tuple[str, ...], ...]
-    """Alternative names of the parameters."""
+    """Alternative lists of parameter names; a declaration uses one of them."""
     numbers: tuple[bool, ...]
     """Whether each parameter is a number."""
     num_required: int
@@ -86,11 +87,11 @@ class Kind:
     result: Callable[[Random, Values], Any]
     """Generates a possible return value of a call, as JSON."""
     operation: str = ""
-    """Calculation that the function performs, named as in the keys of sums; `any` if it performs
-    all of them, empty if none."""
+    """Calculation that the function performs, named as in the keys of arithmetic samples; `any` if
+    it performs all of them, empty if none."""
     is_about_towns: bool = False
     with_optional: str = ""
-    """Text that is inserted before the last character of a question if the last value is given."""
+    """Text to insert before the final punctuation of a question if the last value is given."""
 
     def ask(self, rng: Random, values: Values) -> str:
         """A question that needs the function."""
@@ -101,7 +102,7 @@ class Kind:
         return question
 
     def declare(self, rng: Random) -> Function:
-        """A function of this kind, with newly sampled name and keys."""
+        """A function of this kind, with a newly sampled name and keys."""
         name = rng.choice(self.names)
         keys = list(rng.choice(self.keys))
         if rng.random() < 0.15:

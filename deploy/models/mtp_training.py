@@ -130,8 +130,9 @@ class HeadModule(torch.nn.Module):
         values.
 
         Args:
-            embedded: embeddings of the tokens after the positions.
-            hidden: hidden states at the positions: the model's, or the head's outputs.
+            embedded: embeddings of the tokens after the positions, [batch, length, hidden].
+            hidden: hidden states at the positions, [batch, length, hidden]: the model's, or the
+                head's outputs.
             first: first position.
             context: keys and values of all positions, starting at 0. A position attends to the
                 earlier ones and to its own key and value. None uses those of this pass.

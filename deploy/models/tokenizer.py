@@ -157,10 +157,10 @@ def save_tokenizer(
 
 
 def segments(conversation: Conversation) -> Iterator[tuple[str, bool]]:
-    """Pieces of the rendered conversation, and for each whether the model must generate it.
+    """Segments of the rendered conversation, and for each whether the model must generate it.
 
-    Pieces end at the chat template's generation prompts, so that encoding them separately gives the
-    same tokens as encoding the whole conversation.
+    Segments end at the chat template's generation prompts, so that encoding them separately gives
+    the same tokens as encoding the whole conversation.
     """
     if conversation.system is not None:
         yield f"{TURN_START}system\n{conversation.system}{TURN_END}\n", False

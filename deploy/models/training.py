@@ -54,7 +54,7 @@ class TrainingConfig:
     batch_tokens: int = 1536
     """Positions per batch and thread, including padding."""
     max_length: int = 2048
-    """Maximum tokens per conversation; longer ones are truncated."""
+    """Maximum number of tokens per conversation; longer ones are truncated."""
     matrix_lr: float = 5e-3
     """Muon's learning rate for weight matrices, scaled to the update size of AdamW."""
     other_lr: float = 3e-3
@@ -64,7 +64,8 @@ class TrainingConfig:
     decay_from: float = 0.6
     """Fraction of the run after which the learning rate decays linearly to zero."""
     start: Path | None = None
-    """Checkpoint to start from: the previous phase's for tool calls, or a draft model's."""
+    """Checkpoint to start from: the previous phase's, or an earlier draft model. None starts with
+    random weights."""
     is_polishing: bool = False
     """Whether this is the third phase, which starts from ``start`` with other task shares."""
     teacher: Path | None = None
@@ -170,8 +171,8 @@ class Training(ABC, Generic[BatchT]):
         """Accuracy of the saved checkpoint by task family."""
 
     def run(self) -> None:
-        """Trains the model, writes the checkpoint and the held-out questions, and logs the
-        accuracy."""
+        """Trains the model, writes the checkpoint and (except for a draft model) the held-out
+        questions, and logs the accuracy."""
         num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         logger.info("%d parameters, %d steps", num_parameters, self.config.num_steps)
         self.output.mkdir(parents=True, exist_ok=True)
@@ -337,7 +338,7 @@ class DraftTraining(CausalTraining):
         return draft_config(self.tokenizer)
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:
-        """Conversations of the teacher's last phase."""
+        """Conversations of the second phase or, with `is_polishing`, of the third."""
         return tool_conversations(rng, is_polishing=self.config.is_polishing)
 
     def save_checkpoint(self) -> None:

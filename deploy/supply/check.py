@@ -42,7 +42,8 @@ class Outcome(NamedTuple):
 
 
 class NotAuditedError(Exception):
-    """The audit service did not respond, or has no data on some distributions."""
+    """Error if distributions were not audited: pip-audit failed, or its service has no data on some
+    of them."""
 
 
 def read_device(device: str) -> str:

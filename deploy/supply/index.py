@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 GLIBC = "manylinux_2_31"
-"""Oldest glibc for which every pinned version has a wheel, as determined by llguidance (Debian 11,
-Ubuntu 20.04)."""
+"""Platform tag of the oldest glibc for which every pinned version has a wheel; llguidance has none
+for older ones. Debian 11 and Ubuntu 20.04 have this glibc."""
 MACHINES = ("x86_64", "aarch64")
 TRANSPORT = {"PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES"} | {
     f"{scheme}_PROXY" for scheme in ("HTTP", "HTTPS", "ALL", "NO")

@@ -1,5 +1,5 @@
-"""Closed loops: each slot runs one session after another, turn by turn, with the endpoint's
-answers."""
+"""Closed loops: each slot runs one session after another, turn by turn, and adds the endpoint's
+answers to its context."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AgentLoops:
         url: URL of the chat completions endpoint.
         fields: fields to include in every request body.
         sessions: source of sessions; each one that ends is followed by the next.
-        space: tokenizer for the texts.
+        space: vocabulary and tokenizer of the texts.
         max_model_len: maximum number of tokens of a context; a session that reaches it ends. None
             for no limit.
         seed: seed of the texts.
@@ -167,6 +167,7 @@ class AgentLoops:
         return await self._systems[session.product]
 
     async def _text(self, num_tokens: int) -> str:
-        """A random text, created in a thread, since a long one would delay other streams."""
+        """A random text of about `num_tokens` tokens, created in a thread, since encoding a long
+        text would delay other streams."""
         ids = self._random.choice(self._vocabulary, num_tokens).tolist()
         return await asyncio.to_thread(self._space.as_text, ids)

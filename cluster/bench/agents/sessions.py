@@ -49,8 +49,8 @@ def random_sessions(scale: float, seed: int) -> Iterator[AgentSession]:
     """Endless random sessions, with lengths and gaps like those of recorded coding agents.
 
     A system prompt has 8,000 to 20,000 tokens, the first message 2,000 to 8,000, the result of a
-    tool 1,000 to 6,000, an answer 100 to 800. A session has 15 to 40 turns; 86 % of them follow
-    within a second.
+    tool 1,000 to 6,000, an answer 100 to 800. A session has 15 to 40 turns; 86 % of the turns
+    follow within a second of the previous answer.
 
     Args:
         scale: factor for all lengths in tokens.
@@ -88,7 +88,8 @@ def recorded_sessions(file: Path, scale: float) -> Iterator[AgentSession]:
 
     Args:
         file: CSV as in TraceLab (https://github.com/uw-syfi/TraceLab): a row per turn with
-            session_id, round_idx, prefix_len, input_len, output_len and tool_wait_after_ms.
+            session_id, round_idx, prefix_len, input_len, output_len and, optionally,
+            tool_wait_after_ms.
         scale: factor for all lengths in tokens.
 
     Raises:

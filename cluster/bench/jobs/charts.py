@@ -16,7 +16,8 @@ _LIMIT: dict[str, Any] = {"color": "#b00020", "linestyle": "--"}
 _MAX_MARKERS = 24
 """Maximum number of points of a line with markers."""
 _FAR = 2.0
-"""Maximum limit to which the axis is extended, as a multiple of the greatest value."""
+"""Maximum SLO limit to which the x axis of a histogram is extended, as a multiple of the upper edge
+of its last bin."""
 _NO_PLOTS = "<p>Charts need matplotlib: pip install 'rayfleet[plots]'</p>"
 
 Series = Mapping[str, Sequence[tuple[float, float]]]

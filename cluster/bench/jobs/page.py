@@ -126,7 +126,7 @@ def _facts(result: Mapping[str, Any]) -> str:
 
 
 def _setting(result: Result) -> str:
-    """Section with the job's options, and hardware and versions of the client."""
+    """Section with the job's options, and the client's hardware and software versions."""
     parts = [
         f"<div><h3>{title}</h3>{_facts(result[key])}</div>"
         for key, title in (

@@ -99,7 +99,8 @@ def run_job(options: JobOptions, serve: ServeOptions) -> Result:
 
 
 def _open_folder(options: JobOptions) -> Path:
-    """Folder for the results, created before the load starts, which may take half an hour.
+    """Folder for the results, created before the load starts, so that a job of half an hour does
+    not fail at its end.
 
     Raises:
         ValueError: the folder cannot be created, or already contains results.

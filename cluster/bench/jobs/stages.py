@@ -30,7 +30,8 @@ class Stage:
 
 
 class StageMaker:
-    """Builder of stages for one endpoint. Each stage has new prompts, so none is in a prefix cache.
+    """Builder of stages for one endpoint. Each stage has new prompts, which are in no prefix cache,
+    except for traces and the shared prefixes of scenarios.
 
     Args:
         options: options of the job.

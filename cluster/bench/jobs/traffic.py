@@ -116,7 +116,7 @@ def make_traffic(
         vocabulary: IDs of ordinary tokens.
         seed: seed of all samples except for the shared prefixes, which are always the same.
         mixed: whether priorities are mixed, which is always the case for mixed_priority.
-        sharing: shared prefixes; by default those of Sharing.
+        sharing: shared prefixes; None uses the defaults of Sharing.
         words: seed of the tokens after the shared prefixes; `seed` if None. Another seed gives
             traffic of the same shape whose prompts are in no cache.
     """

@@ -36,7 +36,7 @@ Figure = Callable[[Turn], float]
 
 
 def run(options: AdmissionOptions) -> Result:
-    """Measures both settings. The result has ratios of pack to fifo, and metrics per policy."""
+    """Measures settings a and b. The result has ratios of pack to fifo, and metrics per policy."""
     a, b = (_take_turns(options, *setting) for setting in _settings(options))
     ratios = {
         "a_ttft_p99_ratio": _ratio(a, lambda turn: _ttft(turn, 99)),

@@ -1,6 +1,6 @@
 """Benchmark `fdfo`: speedup of First Done, First Out (FDFO) over synchronous batches of blocks.
 
-Engines with the same block-diffusion model take turns at the same prompts. Variants:
+Engines with the same block-diffusion model take turns processing the same prompts. Variants:
 
     synchronous   all blocks of a batch wait until the last one is done
     fdfo          like synchronous, but a block leaves the batch as soon as it is done
@@ -208,7 +208,7 @@ def _turn(
 
     Args:
         prompts: token ids of each prompt.
-        limits: maximum tokens of each answer.
+        limits: maximum number of tokens of each answer.
         wave: number of requests that are queued at once; the next wave is queued when all of them
             have finished.
         number: number of the turn.
@@ -295,7 +295,8 @@ def _counts(running: int, turns: Turns[Turn], block_size: int) -> list[Check]:
 
 
 def expected_forwards(variant: str, turn: Turn, running: int, block_size: int) -> int:
-    """Number of forward passes in a variant's turn, counted independently from the rounds."""
+    """Number of forward passes in a variant's turn, computed from the rounds of its blocks
+    independently of the engine."""
     joined = variant in ("fused", "full")
     requests = [
         CountedRequest(

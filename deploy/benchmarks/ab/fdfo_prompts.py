@@ -14,7 +14,7 @@ from worker.protocol.text.tokenizer import load_tokenizer
 
 _MOST_PROMPT_BLOCKS = 4
 _VOCAB = 1000
-"""Upper bound of token ids in replay prompts; within the vocabulary of every model."""
+"""Upper bound on the token ids in replayed prompts; within the vocabulary of every model."""
 
 Prompts = Sequence[Sequence[int]]
 
@@ -24,7 +24,7 @@ def questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
     times.
 
     Raises:
-        ValueError: the file of questions does not exist.
+        ValueError: the question file does not exist.
     """
     path = Path(options.questions) if options.questions else questions_of(options.engine.model)
     if not path.is_file():
@@ -38,8 +38,8 @@ def questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
 
 
 def questions_of(model: str) -> Path:
-    """Path of MODEL_heldout.jsonl; if it does not exist and the model is named demo-x, the path of
-    demo's questions."""
+    """Path of MODEL_heldout.jsonl. If it does not exist and the model's name is NAME-SUFFIX, path
+    of NAME_heldout.jsonl if that exists."""
     folder = Path(model)
     names = (folder.name, folder.name.rpartition("-")[0])
     paths = [folder.with_name(f"{name}_heldout.jsonl") for name in names if name]
@@ -47,8 +47,8 @@ def questions_of(model: str) -> Path:
 
 
 def long_prompts(options: FdfoOptions, short_prompts: Prompts) -> list[list[int]]:
-    """Prompts of between 1/5 and all of `options.long_prompt_blocks` blocks. Each is a series of
-    questions; only the last one is to be answered."""
+    """Token ids of prompts with random lengths, from 1/5 of `options.long_prompt_blocks` blocks to
+    all of them. Each prompt is a series of questions; only the last one is to be answered."""
     rng = np.random.default_rng(0)
     size = options.engine.cache.page_size or DEFAULT_PAGE_SIZE
     most = options.long_prompt_blocks

@@ -1,4 +1,4 @@
-"""Counts the forward passes of a schedule from the rounds, without an engine.
+"""Counts the forward passes of a schedule from the rounds of its blocks, without an engine.
 
 All requests are queued at the start. Free slots are filled in order of arrival before every forward
 pass, or before every batch if synchronous.

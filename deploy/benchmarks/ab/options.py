@@ -26,7 +26,8 @@ class Comparison:
 
     @classmethod
     def from_flags(cls, engine: Mapping[str, Any], own: Mapping[str, Any]) -> Self:
-        """Options from flags: `engine` has those of EngineConfig, `own` those of this class."""
+        """Options from flags: `engine` contains options of EngineConfig, `own` other options of
+        this class."""
         return cls(engine=EngineConfig.of(**engine), **own)
 
 
@@ -41,7 +42,7 @@ class OverlapOptions(Comparison):
     input_len: int = 16
     """Tokens per prompt."""
     plot: str = ""
-    """PNG file for the timelines of both depths; default: no plot."""
+    """PNG file for the timelines at overlap depths 0 and 1; default: no plot."""
 
     def __post_init__(self) -> None:
         if self.pairs < 1 or self.steps < 5 or self.input_len < 1:
@@ -69,7 +70,7 @@ class AdmissionOptions(Comparison):
     output_len: int = 32
     """Tokens per completion."""
     budget: int = 256
-    """Maximum prompt tokens per step."""
+    """Maximum number of prompt tokens per step."""
     force_fifo_every: int = 8
     """Under pack, one in this many admission rounds uses fifo (`prefill_force_fifo_every`)."""
     seed: int = 0
@@ -91,7 +92,7 @@ class StructuredOptions(Comparison):
     streams: int = 16
     """Number of concurrent requests."""
     max_tokens: int = 128
-    """Maximum tokens per answer."""
+    """Maximum number of tokens per answer."""
     input_len: int = 32
     """Tokens per prompt."""
 
@@ -118,7 +119,8 @@ class SpeculativeOptions(Comparison):
     running: tuple[int, ...] = field(default=(1, 4, 16, 32), metadata=_COMMAS)
     """Numbers of concurrent requests."""
     kinds: tuple[str, ...] = field(default=SPECULATIVE_KINDS, metadata=_COMMAS)
-    """Kinds of prompts to measure."""
+    """Kinds of prompts to measure: heldout (questions), copy (text to repeat) and random (random
+    tokens)."""
     per_stream: int = 4
     """Minimum number of requests per turn, as a multiple of the number of concurrent requests."""
     turn_s: float = field(default=0.8, metadata={"flag": "--turn-seconds"})
@@ -166,8 +168,8 @@ class FdfoOptions(Comparison):
     """Options of benchmark `fdfo`."""
 
     questions: str = ""
-    """JSON Lines file with `messages` and `answer`. Default: MODEL_heldout.jsonl, or for a MODEL
-    named demo-x the questions of demo."""
+    """JSON Lines file with `messages` and `answer`. Default: MODEL_heldout.jsonl or, if it does not
+    exist and MODEL is NAME-SUFFIX, NAME_heldout.jsonl."""
     num_questions: int = 0
     """Number of questions to use from the file; 0 uses all."""
     repeats: int = 2
@@ -176,7 +178,7 @@ class FdfoOptions(Comparison):
     running: tuple[int, ...] = field(default=(4, 16), metadata=_COMMAS)
     """Numbers of concurrent requests."""
     max_tokens: int = 128
-    """Maximum tokens per answer."""
+    """Maximum number of tokens per answer."""
     kinds: tuple[str, ...] = field(default=FDFO_KINDS, metadata=_COMMAS)
     """Workloads: questions, or long uncached prompts."""
     long_prompt_blocks: int = 20

@@ -40,7 +40,7 @@ class Preset:
     """A comparison of engine variants that are measured in turn."""
 
     measures: str
-    """What is measured, as a phrase."""
+    """Phrase that describes what is measured, for the command's help and the README."""
     variants: Mapping[str, Mapping[str, Any]]
     """Engine options in which the variants differ, keyed by the variant's name."""
     goals: tuple[Goal, ...]

@@ -1,8 +1,8 @@
 """Benchmark `speculative`: tokens per second with and without drafts, in turn.
 
-Two engines with the same model take turns at the same requests. One of them drafts, from n-grams, a
-draft model, an MTP head or an EAGLE-3 head. The number of running requests is constant. A cell
-combines one number of running requests with one kind of prompt.
+Two engines with the same model take turns processing the same requests. One of them drafts, from
+n-grams, a draft model, an MTP head or an EAGLE-3 head. The number of running requests is constant.
+A cell combines one number of running requests with one kind of prompt.
 
     ratio     tokens per second with drafts / without, by pair of turns
     min_ratio lowest upper bound of all cells' confidence intervals of the ratio

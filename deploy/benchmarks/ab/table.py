@@ -35,7 +35,7 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """The text with the current tables between the two markers."""
+    """`text` with the current tables between START and END."""
     before, _, rest = text.partition(START)
     return before + START + table() + END + rest.partition(END)[2]
 

@@ -26,11 +26,11 @@ def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[R
     """All requests of a kind, in a fixed random order, so that turns are alike.
 
     Args:
-        kind: heldout: the questions in the file. copy: requests to repeat several sentences from
-            the file's answers about copying. random: random tokens, continued at temperature 1,
-            which no draft predicts; output lengths vary, as in real traffic. With equal lengths and
-            no drafts, all requests would end in the same step, and the next prompts would share one
-            step.
+        kind: heldout: the questions in the file. copy: requests to repeat several sentences, taken
+            from the file's answers to copying questions. random: random tokens, continued at
+            temperature 1, which no draft predicts; output lengths vary, as in real traffic. With
+            equal lengths and no drafts, all requests would end in the same step, and the next
+            prompts would share one step.
         model: folder of a checkpoint with a chat template.
         questions: path of a JSON Lines file with `messages`, `answer` and `family`.
         vocab_size: size of the model's vocabulary.

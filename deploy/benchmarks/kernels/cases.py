@@ -265,7 +265,8 @@ class _Maker:
         )
 
     def _codes(self, name: str, *shape: int) -> tuple[torch.Tensor, kernels.BlockScales]:
-        """Codes [..., N, K], all of them 1, and scales."""
+        """Packed codes, uint8 [..., N, K] (K / 2 for 4-bit codes), all bytes equal; and scales,
+        float32 [..., N, K / block]."""
         code, block = _FORMATS[name]
         *rows, inputs = shape
         per_byte = 2 if code in HALF_BYTES else 1

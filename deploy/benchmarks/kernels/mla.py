@@ -19,8 +19,8 @@ _PAGE_SIZE = 64
 def expanded_prompt(
     queries: int, context: int, heads: int, device: torch.device, dtype: torch.dtype
 ) -> Case:
-    """Case of a prefill chunk that ends after `context` tokens, including the expansion of its
-    keys.
+    """Case of a prefill chunk that ends after `context` tokens, including the expansion of all keys
+    and values.
 
     Args:
         queries: tokens in the chunk.

@@ -1,5 +1,5 @@
-"""Sparse-attention cases of benchmark `kernels` at DeepSeek V3.2's sizes: each decode selects up to
-2,048 of the cached tokens."""
+"""Sparse-attention cases of benchmark `kernels`, at the sizes of DeepSeek V3.2 and MiniMax-M3: each
+decode selects up to 2,048 of the cached tokens."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ def _attend_to_blocks(
 def _block_queries(
     rows: int, context: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, SparseQueries]:
-    """Index queries, index keys and rows at MiniMax-M3's sizes."""
+    """Index queries [rows, heads, dim], the cache of index keys, and the step's SparseQueries, at
+    MiniMax-M3's sizes."""
     columns = -(-context // _PAGE_SIZE)
     queries = SparseQueries(
         pieces=(

@@ -1,4 +1,4 @@
-"""Inputs of linear attention for benchmark `kernels`."""
+"""Linear attention, selective scans and short convolutions for benchmark `kernels`."""
 
 from __future__ import annotations
 
@@ -156,7 +156,8 @@ STATE_STEPS = {
     "selective_scan": selective_scan_step,
     "short_convolution": short_convolution_step,
 }
-"""Functions that create steps of Kimi Delta Attention and Mamba-2, keyed by op."""
+"""Functions that create steps of Kimi Delta Attention, a selective scan (Mamba-2) or a short
+convolution, keyed by op."""
 
 
 def _rows(num_rows: int, length: int, device: torch.device) -> StateRows:

@@ -63,10 +63,10 @@ def pooled_hit_rate(outcomes: Sequence[Outcome], page_size: int, num_pages: int)
 
 
 def ratio_to_best(values: Mapping[str, Sequence[float]], own: str) -> tuple[float, float, str]:
-    """Ratio of rayfleet's mean to that of the best other router, half the width of the ratio's
-    confidence interval, and that router's name.
+    """Ratio of rayfleet's mean to the best other router's mean, half the width of the ratio's
+    confidence interval, and the best other router's name.
 
-    The interval is that of the mean of the per-seed ratios.
+    The interval is computed for the mean of the per-seed ratios.
     """
     others = {name: mean(series) for name, series in values.items() if name != own}
     best = min(others, key=lambda name: others[name])

@@ -21,7 +21,8 @@ _REAL_TOO = (
 
 
 def add_router_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of simulation, gateways, agents, replay, micro, real and validate."""
+    """Adds the flags of the variants simulation, gateways, agents, replay, micro, real and
+    validate."""
     from deploy.benchmarks.routing.agents.run import AgentOptions
     from deploy.benchmarks.routing.compare import SimOptions
     from deploy.benchmarks.routing.gateways import GatewayOptions

@@ -33,7 +33,7 @@ _VOCAB = 150_000
 _SHARED = 512
 """Tokens in the system prompt, which every worker has cached."""
 _TURN = 512
-"""Tokens that a conversation grows by per turn."""
+"""Tokens by which a conversation grows per turn."""
 _CONVERSATION = 256
 """Blocks per stored conversation."""
 _GOAL_BYTES = 150.0

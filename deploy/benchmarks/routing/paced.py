@@ -137,7 +137,7 @@ def steady_shape(step_s: float, config: EngineConfig) -> FleetShape:
 
 
 def prose(model: str) -> list[int]:
-    """Token ids of steady workers' answers, with the tokenizer in a checkpoint's folder."""
+    """Token ids of steady workers' answers, encoded with the tokenizer in a checkpoint's folder."""
     ids: list[int] = load(model).encode(_PROSE, add_special_tokens=False).ids
     return ids
 
@@ -212,7 +212,8 @@ class PacedServer:
         return len(self._streams)
 
     async def generate(self, prompt: str, max_tokens: int) -> AsyncIterator[bytes]:
-        """Server-sent events of one completion in OpenAI's format; the last one has the usage."""
+        """Server-sent events of one completion in OpenAI's format; the last one before [DONE] has
+        the usage."""
         ids = await asyncio.to_thread(lambda: self._tokenizer.encode(prompt).ids)
         request_id = f"r{next(self._numbers)}"
         queue: asyncio.Queue[TokenDelta] = asyncio.Queue()

@@ -26,8 +26,8 @@ class ReplayOptions:
 
     replay: str = ""
     """Decision log, or folder of decision logs, written by `serve` with `decision_log` in
-    --routing-config. Its requests are replayed on the same number of simulated workers, with the
-    same limits and speeds."""
+    --routing-config. The recorded requests are replayed on the same number of simulated workers,
+    with the same limits and speeds."""
     policies: tuple[str, ...] = ()
     """Routing policies; default: all."""
 

@@ -37,7 +37,8 @@ class Placement(NamedTuple):
 
 
 class SimulatedRouter(ABC):
-    """Interface of a router in a simulation; all methods except `place` report events."""
+    """Interface of a router in a simulation. `place` chooses workers; most other methods notify the
+    router of events."""
 
     @abstractmethod
     def joined(self, worker: SimWorker) -> None:

@@ -137,8 +137,8 @@ class SimWorker:
         self._scheduler.abort(request_id, attempt)
 
     def begin(self) -> float | None:
-        """Begins a step; returns its duration in seconds, or None if a step is running or there is
-        no work."""
+        """Begins a step; returns its duration in seconds, or None if a step is running, there is no
+        work, or the worker is down."""
         if self._plan is not None or not self.up:
             return None
         self._plan = self._scheduler.schedule()

@@ -96,7 +96,8 @@ def multi_turn(seed: int, scale: float = 1.0, rate: float = 9.0) -> Workload:
 
 
 def agent_tree(seed: int, scale: float = 1.0, rate: float = 1.6) -> Workload:
-    """Trees of agent calls: when a call ends, it starts 1 to 16 new calls with its context."""
+    """Trees of agent calls, three levels deep: on each level, one call starts 1 to 16 new calls
+    with its context when it ends."""
     draw = _Draw(seed)
     system = draw.tokens(2000)
     arrivals: list[Arrival] = []
@@ -117,7 +118,8 @@ def agent_tree(seed: int, scale: float = 1.0, rate: float = 1.6) -> Workload:
 
 
 def rag_zipf(seed: int, scale: float = 1.0, rate: float = 24.0) -> Workload:
-    """Questions, each about two of 600 documents, whose popularity is Zipf-distributed (0.9)."""
+    """Questions, each about two of 600 documents, whose popularity is Zipf-distributed (exponent
+    0.9)."""
     draw = _Draw(seed)
     system = draw.tokens(200)
     documents = [draw.tokens(draw.between(800, 2400)) for _ in range(600)]
@@ -197,8 +199,8 @@ def speeds(seed: int, scale: float = 1.0) -> Workload:
 
 
 def adapters(seed: int, scale: float = 1.0, rate: float = 30.0) -> Workload:
-    """Requests for 200 LoRA adapters, whose popularity is Zipf-distributed (1.0), on workers with
-    16 slots each."""
+    """Requests for 200 LoRA adapters, whose popularity is Zipf-distributed (exponent 1), on workers
+    with 16 slots each."""
     draw = _Draw(seed)
     shares = np.arange(1, 201, dtype=np.float64) ** -1.0
     arrivals = []

@@ -1,1 +1,1 @@
-"""Scenarios: entire fleets under load, compared with a first come, first served fleet."""
+"""Scenarios: entire fleets under load, compared with a first-come, first-served fleet."""

@@ -1,4 +1,4 @@
-"""Goals of the comparison with a first come, first served fleet, per scenario."""
+"""Goals of the comparison with a first-come, first-served fleet, per scenario."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ In each round, all fleets get the same traffic, and ratios are computed per roun
     base          p99 time to the first token with one request at a time; SLOs are multiples of it
     unloaded      p99 time to the first token of a round's urgent requests, one at a time, with
                   new prompts of the same lengths
-    step          median time between tokens under load, which is about that of a decode step
+    step          median time between tokens under load, which is about the time of a decode step
 """
 
 from __future__ import annotations

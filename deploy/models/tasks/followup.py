@@ -65,7 +65,7 @@ _REMEMBERED: Final = (
 
 
 def followup(rng: Random) -> Sample:
-    """Two to four turns; only the last one is evaluated if held out."""
+    """An exchange of up to four turns; if it is held out, only the last answer is evaluated."""
     kinds = (_sum_goes_on, _sum_goes_on, _list_goes_on, _remembering, _remembering)
     return rng.choice((*kinds, _record_changed, _next_fact, _say_again))(rng)
 

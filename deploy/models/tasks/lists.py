@@ -179,7 +179,7 @@ def _blended_words(rng: Random, count: int) -> tuple[str, list[str]]:
 
 
 def _distinct_numbers(rng: Random, count: int) -> list[int]:
-    """Numbers of up to three digits, often with different lengths."""
+    """Distinct numbers of up to three digits, often with different lengths."""
     if rng.random() < 0.5:
         return rng.sample(range(rng.choice((10, 100, 100, 1000))), k=count)
     numbers = (rng.randrange(10 ** rng.choice((1, 2, 2, 3))) for _ in range(count))
@@ -187,5 +187,5 @@ def _distinct_numbers(rng: Random, count: int) -> list[int]:
 
 
 def _distinct(words: list[str]) -> list[str]:
-    """The words, except those that differ from an earlier one only in case."""
+    """The words without duplicates, ignoring case."""
     return list({word.lower(): word for word in words}.values())

@@ -30,7 +30,7 @@ _SCRIPTS: Final = (
 )
 """Ranges of code points: scripts, emoji, symbols and ASCII."""
 _CJK: Final = 3
-"""Number of leading ranges whose scripts have no spaces."""
+"""Number of leading ranges (CJK scripts) whose words are joined without spaces."""
 _TEXT: Final = (
     *("Summarize this text: {x}", "Translate to German: {x}", "{x}", "What does this mean? {x}"),
     *("Fix the grammar: {x}", "Is this true? {x}", "{x} What do you think?", "Explain: {x}"),
@@ -95,7 +95,7 @@ def _thing(rng: Random) -> str:
 
 
 def _foreign(rng: Random) -> str:
-    """Phrases in other languages: complete, truncated, or mixed with English words."""
+    """One to three phrases in a language other than English, sometimes truncated."""
     language = rng.choice(FOREIGN)
     phrases = rng.choices(language, k=rng.choice((1, 1, 1, 2, 3)))
     text = " ".join(phrases)
@@ -106,7 +106,7 @@ def _foreign(rng: Random) -> str:
 
 
 def _words(rng: Random) -> str:
-    """A sequence of random English words."""
+    """A sequence of English words, invented words and random characters."""
     words = [_any_word(rng) for _ in range(rng.choice((1, 1, 2, 3, 4, 6, 9, 14, 25)))]
     text = " ".join(words)
     if rng.random() < 0.5:
@@ -145,7 +145,7 @@ def _code(rng: Random) -> str:
 
 
 def _text(rng: Random) -> str:
-    """A few sentences and a task about them; rarely as long as a pasted page."""
+    """One to four sentences, sometimes a whole page, usually with a task about them."""
     num_sentences = rng.randrange(8, 40) if rng.random() < 0.15 else rng.randrange(1, 5)
     makers = (_asked, _words, _foreign, sentence)
     text = " ".join(rng.choice(makers)(rng) for _ in range(num_sentences))

@@ -127,7 +127,7 @@ class ClosedLoop:
             self._router.joined(worker)
 
     def run(self, horizon_s: float) -> None:
-        """Simulates until `horizon_s`; finished turns are in `ended`."""
+        """Simulates the first `horizon_s` seconds; finished turns are in `ended`."""
         random = self._load.random
         for _ in range(self._num_sessions):
             at = float(random.uniform(0.0, _FIRST_S))

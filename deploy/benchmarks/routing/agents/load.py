@@ -63,7 +63,7 @@ class AgentSession:
         self.num_children = 0
         """Number of sub-agents that the session is waiting for."""
         self.gaps: Iterator[float] | None = None
-        """Seconds between turns, if recorded."""
+        """Recorded seconds between turns, repeated endlessly; used only at the pace "people"."""
 
 
 class AgentLoad:

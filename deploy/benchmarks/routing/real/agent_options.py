@@ -12,9 +12,9 @@ from deploy.benchmarks.routing.workload import DEFAULT_COSTS, FleetShape
 
 _PAGE: Final = 16
 _CACHE_TOKENS: Final = 270_000
-"""KV cache size of a worker in tokens, before compression, as in the simulation."""
+"""KV cache size of a worker in tokens, as in the simulation; divided by `compression` when used."""
 _MAX_WAIT_S: Final = 600.0
-"""Maximum wait at the gate in seconds, before compression, as in the simulation."""
+"""Maximum wait at the gate in seconds, as in the simulation; divided by `compression` when used."""
 DEFAULT, HOST, GATE, GATE_HOST = "default", "host", "gate", "gate-host"
 FLEETS: Final = (DEFAULT, HOST, GATE, GATE_HOST)
 

@@ -78,7 +78,7 @@ def run_router_real(options: RealOptions) -> Result:
 
 
 def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]) -> Result:
-    """Result over the requests of all rounds.
+    """Metrics by workload and router over all rounds, and checks of rayfleet against each peer.
 
     Percentiles are computed over all rounds together, because a single round has few requests.
     Rounds in which a peer's turn failed are excluded from its comparison.

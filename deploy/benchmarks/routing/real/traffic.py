@@ -53,8 +53,8 @@ def workloads(
 
 
 def _shared_prompts(draw: _Draw, rate: float, workers: int, scale: float) -> Sequence[Planned]:
-    """Requests that share system prompts of 1,500 tokens, ten per worker: over half of all
-    caches."""
+    """Requests that share system prompts of 1,500 tokens. There are ten prompts per worker, which
+    together fill over half of all caches."""
     prompts = [draw.words(1500) for _ in range(10 * workers)]
     count = int(75 * workers * scale)
     return [
