@@ -31,7 +31,7 @@ MAX_LEVELS = 10
 
 
 class AskRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """Fields that both routes have. None means the default."""
+    """Fields that /v1/decisions and /v1/systemone have in common. None means the default."""
 
     model: str | None = None
     user: str | None = None
@@ -124,8 +124,8 @@ class SystemOneQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     type: Literal["choice", "noul", "score"]
     instructions: str | None = None
     criteria: dict[str, str | None] | list[str] | None = None
-    """Descriptions of a choice's options by name, or of `true` and `false`; for a score, the list
-    of its levels."""
+    """Descriptions of a choice's options by name, or of a noul's `true` and `false`; for a score,
+    the list of its levels."""
 
 
 class SystemOneRequest(AskRequest, kw_only=True, frozen=True):

@@ -42,7 +42,7 @@ class StreamLimits:
 
 
 class ClientStreams:
-    """The clients that read responses of one gateway, on its event loop."""
+    """Watches the clients that are reading responses of one gateway, on its event loop."""
 
     def __init__(self, limits: StreamLimits | None = None) -> None:
         self.limits = limits or StreamLimits()
@@ -74,7 +74,7 @@ class ClientStreams:
                 raise
 
     def _sweep_later(self) -> None:
-        """Starts the timer for the next check if there are clients and none is running."""
+        """Starts the timer for the next check if there are clients and no timer is running."""
         if not self._is_sweeping and self._streams:
             self._is_sweeping = True
             asyncio.get_running_loop().call_later(self.limits.period_s, self._sweep)
@@ -94,9 +94,9 @@ class ClientStreams:
 
 
 class ClientStream:
-    """The client of one response, and the messages that it has received.
+    """The client of one response, and the progress of the messages sent to it.
 
-    Code that sends messages without this class sets `begun` and `done` itself. They are plain
+    Code that sends messages without `send` sets `begun` and `done` itself. They are plain
     attributes because they are set for each token.
 
     Args:
