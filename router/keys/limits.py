@@ -90,7 +90,8 @@ class KeyLimits:
         return max(candidates, key=lambda peer: _weight(name, peer))
 
     def _settle(self, use: KeyUse) -> None:
-        """Reports usage to the key's owner."""
+        """Reports a key's usage: directly if this gateway owns the key, otherwise in the next call
+        to the owner."""
         if self._uses.get(use.entry.name) is not use:
             return  # the key was removed while the request was open
         if use.owner != self._peers.own_id:
