@@ -19,8 +19,8 @@ from worker.protocol.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = 5
 """Number of coefficients of the step-time model, excluding those of drafts. The model is first
-fitted after this many observations, and then again after a quarter more, but at least this many
-more, and at most this many more per worker."""
+fitted after this many observations. Until the next fit, the number of observations must grow by a
+quarter, but at least by this number, and at most by this number per worker."""
 
 
 class FleetPace:

@@ -1,9 +1,10 @@
 """SessionGate: agent sessions wait while caches are full of the contexts of live sessions.
 
-Agents send their whole context with each request, tens of times. If the contexts of all sessions
-exceed the KV cache, each request evicts the prefix of the next one, and every context is recomputed
-from the start. The gate admits sessions, the oldest first, when a worker has room for their
-contexts, so that admitted sessions run at full speed. Chats and live sessions are never delayed.
+Agents send their whole context with each of their requests, often tens of times. If the contexts of
+all sessions exceed the KV cache, each request evicts the prefix of the next one, and every context
+is recomputed from the start. The gate admits sessions, the oldest first, when a worker has room for
+their contexts, so that admitted sessions run at full speed. Chats and live sessions are never
+delayed.
 """
 
 from __future__ import annotations

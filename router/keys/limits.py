@@ -66,7 +66,7 @@ class KeyLimits:
         self._peers.on_change(self._on_change)
 
     def of(self, entry: KeyEntry) -> KeyUse:
-        """Usage of a key at this gateway, looked up by name, so that it survives changes to its
+        """Usage of a key on this gateway, looked up by name, so that it survives changes to its
         limits or digests."""
         use = self._uses.get(entry.name)
         if use is None:

@@ -111,7 +111,7 @@ class Isolation:
             num_changes: `changes.number` before the search.
 
         Returns:
-            False if the completion must not wait (any longer), or has ended.
+            False if the completion must not wait, has waited for the maximum time, or has ended.
         """
         if not _is_suspect(completion):
             return False

@@ -1,4 +1,4 @@
-"""LoadMeter: the load of a model at this gateway, for autoscaling."""
+"""LoadMeter: the load of a model on this gateway, for autoscaling."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ class AskRequest(msgspec.Struct, kw_only=True, frozen=True):
     slo: Slo | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
     prompt_cache_key: str | None = None
-    """Conversation id, used by the session routing policy."""
+    """Conversation id for the session gate and the session routing policy, unless a header or
+    `user` has one."""
 
 
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):

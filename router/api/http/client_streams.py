@@ -24,10 +24,11 @@ class StreamLimits:
     """Seconds after which a client that reads nothing is disconnected; the same as HAProxy's
     timeout."""
     unread_bytes: int = 16 * 2**20
-    """Maximum unread bytes of a stream, which only many completions with log-probabilities
-    reach."""
+    """Maximum number of unread bytes of a stream, which only many completions with
+    log-probabilities reach."""
     total_unread_bytes: int = 64 * 2**20
-    """Maximum unread bytes of all blocked streams; above it, the largest ones are aborted."""
+    """Maximum number of unread bytes of all blocked streams; above it, the largest ones are
+    aborted."""
     period_s: float = 1.0
     """Seconds between checks for clients that read too slowly."""
     accepted_ping_s: float = 1.0

@@ -101,7 +101,8 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     skip_special_tokens: bool | None = True
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
     prompt_cache_key: str | None = None
-    """Conversation id, used by the session routing policy."""
+    """Conversation id for the session gate and the session routing policy, unless a header or
+    `user` has one."""
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     user: str | None = None
