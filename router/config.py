@@ -82,8 +82,8 @@ class RoutingConfig:
     """Logs of all routing decisions; None if they are disabled."""
 
     max_session_wait_s: float = field(default=0.0, metadata=_RARE)
-    """Maximum seconds that a new agent session waits while the contexts of live sessions fill the
-    KV caches, such as 600. 0 disables the wait; see `fleet/session_gate.py`."""
+    """Maximum seconds that a request of an agent session waits while the contexts of live sessions
+    fill the KV caches, such as 600. 0 disables the wait; see `fleet/session_gate.py`."""
     max_request_attempts: int = field(default=3, metadata=_RARE)
     """Worker failures a request may be involved in without producing a token before it is failed as
     their probable cause; until then it is resumed on another worker. 1 disables retries."""
@@ -260,7 +260,7 @@ class GatewayConfig:
     tenants: TenantConfig = field(default_factory=TenantConfig, metadata=group())
     """How requests are grouped into tenants."""
     responses_store_mib: int = 64
-    """Maximum MiB of stored responses per gateway process; 0 disables the store."""
+    """Maximum size of the stored responses per gateway process, in MiB; 0 disables the store."""
     startup_retry_s: float = 0.0
     """Seconds to retry loading a tokenizer that is not available yet; inf retries indefinitely."""
 

@@ -31,10 +31,11 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 """Error code if the prompt exceeds the context length; coding agents then compact the
 conversation."""
 MAX_MESSAGE = 1000
-"""Maximum characters of an error message. The longest one without a client's text has about 300;
-the rest is for a quoted value."""
+"""Maximum length of an error message in characters. The longest message has about 300 without the
+client's text; the rest is for a quoted value."""
 MAX_PARAM = 200
-"""Maximum characters of the field name in an error: clients' names may have any length."""
+"""Maximum length in characters of the field name in an error: clients' names may have any length.
+"""
 
 ANTHROPIC_PATH = "/v1/messages"
 """Path of Anthropic's Messages API, and prefix of its other paths."""

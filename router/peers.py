@@ -46,7 +46,7 @@ class Peers:
 
     Args:
         own_id: id of this gateway.
-        transport: connections to the others; None if this gateway is the only one.
+        transport: connections to the other gateways; None if this gateway is the only one.
     """
 
     def __init__(self, own_id: str, transport: PeerTransport | None = None) -> None:

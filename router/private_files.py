@@ -18,7 +18,7 @@ class RotatedFile:
 
     Args:
         path: path of the file; its folder is created with mode 0700 if it does not exist.
-        max_bytes: maximum bytes of each of the two files, the current and the renamed one.
+        max_bytes: maximum size in bytes of each of the two files, the current and the renamed one.
         others: glob pattern of the files of all gateways that log to the folder, such as
             `audit-*.jsonl`; files of exited gateways may have up to twice `max_bytes` in total.
             Empty to remove none.

@@ -75,7 +75,7 @@ def create_app(
         stream_limits: limits on clients that read slowly; None for the defaults.
 
     Raises:
-        ValueError: a file of API keys is unreadable, invalid or empty, or the audit log is not
+        ValueError: an API key file is unreadable, invalid or empty, or the audit log is not
             writable.
     """
     access = gateway.config.access
@@ -203,7 +203,7 @@ class MonitorRoutes:
 
     Args:
         keys: API keys that give access to the details of /ready; if there are no keys, all requests
-            get them.
+            get the details.
     """
 
     def __init__(self, gateway: Gateway, keys: KeyRing) -> None:
@@ -276,7 +276,7 @@ class MonitorRoutes:
         return Response(self._document, media_type="application/json")
 
     async def load(self, request: Request) -> Response:
-        """GET /load: number of open completions at this gateway, per model and in total.
+        """GET /load: number of open completions on this gateway, per model and in total.
 
         Only models that the key may use are counted.
         """

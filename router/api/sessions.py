@@ -33,7 +33,7 @@ SessionLists = dict[str, SessionList]
 
 
 class SessionRoutes:
-    """Handler that lists agent sessions: their working sets, states and workers."""
+    """Handler that lists agent sessions with their states, context tokens and workers."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

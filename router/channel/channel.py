@@ -5,7 +5,7 @@
 
 The stream is ordered and reliable, so the gateway's view of the worker is at most 0.2 s old. The
 worker counts as failed if item numbers have a gap, heartbeats time out or the stream breaks; the
-channel then reconnects for as long as the worker is in the set.
+channel then reconnects until the worker is removed from the set of workers.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class WorkerChannel:
         self._orphaned: dict[str, int] = {}
         """Aborted attempts whose end the worker has not reported yet, by request id."""
         self.leaving = False
-        """Whether the worker was removed from the set: it finishes its requests, then the stream
-        ends."""
+        """Whether the worker was removed from the set of workers: it finishes its requests, then
+        the stream ends."""
         self._epoch: int | None = None
         """Epoch of the last snapshot; None while not attached."""
         self._oldest_epoch = 0
@@ -264,7 +264,7 @@ class WorkerChannel:
         """Handles tokens of a request that is not open, since it was aborted or failed.
 
         Aborts the request on the worker, once: if the reply to its submit was lost, or the submit
-        arrived after its abort, the worker would otherwise generate it to completion.
+        arrived after its abort, the worker would otherwise run it to completion.
         """
         request_id, attempt = delta.request_id, delta.attempt
         if delta.finish_reason is not None:

@@ -9,15 +9,17 @@ TICK_S = 0.25
 """Seconds per tick. Ticks are counted instead of time, so that a stall of this process is not
 attributed to the worker."""
 SILENT_TICKS = 8
-"""Ticks without an item or heartbeat after which a worker fails. Items arrive every 250 ms."""
+"""Ticks without an item or heartbeat after which a worker counts as failed. Items arrive every
+250 ms."""
 SILENT_TICKS_AT_FIRST = 40
-"""Ticks without an item after which a worker that is still attaching fails, since attaching
+"""Ticks without an item after which a worker that is still attaching counts as failed; attaching
 takes longer."""
 PULSE_TICKS = 4
 """Ticks without an item after which heartbeats are read: a worker whose event loop is blocked
 still publishes them, and will resume its requests soon; a stopped or exited one does not."""
 BUSY_TICKS = 120
-"""Ticks without an item after which a worker with heartbeats also fails: half a minute."""
+"""Ticks without an item after which a worker counts as failed even if it has heartbeats: half a
+minute."""
 
 
 class HeartbeatTimeout:
@@ -36,8 +38,8 @@ class HeartbeatTimeout:
         self._last: bytes | None = None
         """The last heartbeat that was read."""
         self._has_last = False
-        """Whether `_last` was read since the last item, so that a different heartbeat is a new
-        one."""
+        """Whether `_last` was read since the last item, so that a heartbeat that differs from it is
+        new."""
         self.received = False
         """Whether an item has arrived since the last tick; set by the stream."""
         self._pulse_task: asyncio.Task[bytes | None] | None = None

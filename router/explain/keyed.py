@@ -21,7 +21,7 @@ _LENGTH = np.uint64(8 << 56)
 
 
 class KeyedNames:
-    """Keyed hashes under one key.
+    """Computes keyed hashes of block hashes and texts.
 
     Args:
         key: secret of KEY_BYTES bytes.

@@ -42,11 +42,12 @@ class DecisionLog:
         folder: folder of logs; created if it does not exist.
         model: name of the model.
         gateway_id: id of this gateway.
-        max_bytes: maximum bytes of both files together, and of the files of all exited gateways.
+        max_bytes: maximum total size in bytes of this gateway's two files, and of the files of all
+            exited gateways.
         key_file: file with the key of all hashes; empty for a random key.
 
     Raises:
-        ValueError: the file is not writable, or there is no key.
+        ValueError: the log is not writable, or the key file is unreadable or too short.
     """
 
     def __init__(

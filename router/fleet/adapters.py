@@ -20,7 +20,7 @@ def adapter_load_s(
     0 if the adapter is on the device, or is being loaded for an earlier request of this gateway.
     Otherwise, the time until the worker has read it, including the adapters that it must read
     first. An adapter in host memory takes a fraction of the time of one read. Workers that have not
-    read any adapter yet are assumed to take the mean time of the others.
+    read any adapter yet are assumed to take the mean time of the other workers.
     """
     seconds = np.zeros(num_rows)
     unmeasured: list[int] = []

@@ -22,7 +22,7 @@ class AdaptivePolicy(RoutingPolicy):
     - slot: seconds until a batch slot is free;
     - compute: seconds to compute the prompt, `Estimate.work_s`;
     - adapter: seconds to load the request's LoRA adapter, `RequestView.adapter_s`; so an adapter is
-      replicated once requests would queue for longer at the workers that have it;
+      loaded on another worker if requests would queue for longer than that takes;
     - delays-anywhere: seconds that the work delays requests that could run on any worker (see
       Congestion); a fast worker delays more of them in the same time than a slow one;
     - delays-worker: seconds that the work delays requests routed to this worker for its cache;

@@ -34,7 +34,8 @@ class RoutingPolicy(ABC):
     """A policy computes a cost per worker for a request; the worker with the lowest cost is chosen.
 
     Computing costs is pure: it reads no clock and changes no state, so that a decision can be
-    repeated and explained later. Stateful policies update their state only in `observe`.
+    repeated and explained later. Stateful policies update their state only in `observe` and
+    `observe_prefix`.
     """
 
     tolerance: ClassVar[float] = 0.0

@@ -36,7 +36,7 @@ class BatchWindow:
         self._waiting: list[_Waiting] = []
         self._batch: list[_Waiting] = []
         self._choices: Iterator[tuple[int, Choice | None]] | None = None
-        """Remaining choices for the requests in `_batch`; None if there is no request."""
+        """Remaining choices for the requests in `_batch`; None if no batch is being placed."""
 
     async def place(
         self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()

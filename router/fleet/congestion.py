@@ -18,12 +18,12 @@ class Congestion:
 
     `anywhere`: requests that could run on any worker, β = ρ/(1 - ρ)·(P + W/S), with the mean ρ and
     the shortest queue W. Work at the end of a queue delays all requests that arrive before the
-    queue is empty. On a single worker these are λ·(W + S)/(1 - ρ), where λ·S = ρ. All workers count
-    as one, since such requests go to the shortest queue. Without a queue, requests that arrive
-    during the work are delayed only if all other workers are busy too: with n workers this has a
-    probability of about P = ρ^(√(2(n + 1)) - 2), 1 for n = 1 (Sakasegawa 1977, An approximation
-    formula Lq ≈ αρ^β/(1 - ρ)). In a half-idle fleet, recomputing a prefix therefore costs little
-    more than the time it takes.
+    queue is empty. On a single worker these are λ·(W + S)/(1 - ρ), with the arrival rate λ = ρ/S.
+    All workers count as one, since such requests go to the shortest queue. Without a queue,
+    requests that arrive during the work are delayed only if all other workers are busy too: with n
+    workers this has a probability of about P = ρ^(√(2(n + 1)) - 2), 1 for n = 1 (Sakasegawa 1977,
+    An approximation formula Lq ≈ αρ^β/(1 - ρ)). In a half-idle fleet, recomputing a prefix
+    therefore costs little more than the time it takes.
 
     `at_workers`: requests routed to a worker for its cache, ρ·(1 + W/S), with each worker's own ρ
     and W: λ·(W + S) of them arrive until its queue is empty, even if other workers are idle. New

@@ -42,8 +42,9 @@ PACE_BOUND = 1.0
 """Maximum deviation of a step's time from the model, as a logarithm (a factor of e): slower steps
 were delayed by something else and do not reflect the worker's speed."""
 PACE_SPACING_S = 0.002
-"""Minimum interval between observed steps of a worker, in seconds per worker of the fleet. An
-observation costs a gateway about 10 µs, so observations take at most 0.5 % of a core."""
+"""Minimum interval between observed steps of a worker, in seconds per worker of the fleet: with 100
+workers, each worker is observed at most every 0.2 s. An observation costs a gateway about 10 µs, so
+observations take at most 0.5 % of a core."""
 PACE_DECODES = 4
 """Decode steps per observed decode step. Decode steps are frequent and similar, and an observation
 costs a gateway about 10 µs: observing every fourth of 30 steps/s of 100 workers takes 1 % of a

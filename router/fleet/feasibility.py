@@ -50,8 +50,8 @@ class Feasibility:
         return self._names.get(field, field) or None
 
     def parameters(self, kinds: Collection[Limits]) -> Problem | None:
-        """Reason why no kind of worker supports the sampling parameters, for any prompt; None if
-        one does."""
+        """Reason why no kind of worker supports the sampling parameters, whatever the prompt; None
+        if one does."""
         return self._of_all([self._parameters(kind) for kind in kinds])
 
     def prompt(self, kinds: Collection[Limits], num_tokens: int) -> Problem | None:

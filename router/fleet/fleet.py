@@ -137,8 +137,8 @@ class Fleet:
     def table(self) -> WorkerTable:
         """The WorkerTable, including all reports.
 
-        Workers report each step. Reports may be priced (see router.fleet.pricing) only when the
-        table is read, so steps that are not followed by a decision cost nothing.
+        Up to _MOST_UNPRICED reports are priced (see router.fleet.pricing) only when the table is
+        read, so that reports without a decision after them cost less.
         """
         if self._unpriced:
             for worker in self._unpriced.values():

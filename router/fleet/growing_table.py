@@ -26,8 +26,8 @@ class GrowingTable:
     """Maps block hashes to numbers of worker sets (see WorkerSets).
 
     A full table is replaced by a new one of the right size, into which the old one is moved
-    incrementally. Until then a key may be in both, but has a value in only one of them. Values that
-    are moved lose the bits of dead slots (slots that the index has dropped).
+    incrementally. Until then a key may be in both tables, but has a value in only one of them.
+    Values that are moved lose the bits of dead slots (slots that the index has dropped).
 
     Args:
         sets: the sets that the numbers refer to; counts the blocks of each.
@@ -58,7 +58,7 @@ class GrowingTable:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all cells, including those of the old table."""
+        """Size of all cells in bytes, including those of the old table."""
         tables = [self._table] if self._old is None else [self._table, self._old]
         return sum(table.keys.nbytes + table.values.nbytes for table in tables)
 

@@ -93,7 +93,7 @@ class HashTable:
         return cells
 
     def take(self, key: int) -> int:
-        """Removes the value of `key` and returns it."""
+        """Removes the value of `key` and returns it; 0 if it has none."""
         keys, mask = self._key_view, self._mask
         cell = key & mask
         while True:

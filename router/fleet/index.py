@@ -15,7 +15,7 @@ Reach = tuple[int, int]
 """A set of slots (bits as in WorkerSets.reaches) and the number of leading blocks they have."""
 
 _MANY = 1024
-"""Minimum blocks of an event for which numpy is faster than a loop over the blocks."""
+"""Minimum number of blocks in an event for which numpy is faster than a loop over the blocks."""
 _ZERO = 2**64 - 1
 """Replaces hash 0, which marks free cells of the table."""
 
@@ -43,12 +43,13 @@ class PrefixIndex:
         """Unused slots: no block in the table refers to them."""
 
     def __len__(self) -> int:
-        """Number of blocks in the table, including remaining ones of dropped workers."""
+        """Number of blocks in the table, including blocks of dropped workers that are not removed
+        yet."""
         return len(self._table)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the table."""
+        """Size of the table in bytes."""
         return self._table.num_bytes
 
     def slot(self, worker_id: str) -> int | None:

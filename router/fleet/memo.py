@@ -21,8 +21,8 @@ _MAX_SEGMENTS = 16_384
 class HashMemo:
     """LRU cache of the block hashes of prompt prefixes, looked up by their tokens.
 
-    A segment is looked up by a digest of the prompt up to its end, which is about thirty times
-    faster than computing its block hashes. Thread-safe.
+    A segment is looked up by a digest of the prompt up to the segment's end, which is about thirty
+    times faster than computing its block hashes. Thread-safe.
 
     Args:
         max_segments: maximum number of cached segments.

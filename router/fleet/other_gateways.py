@@ -14,8 +14,8 @@ from worker.protocol.blocks import BlockHashes
 from worker.protocol.messages import PromptInFlight
 
 MIN_TOKENS = 256
-"""Minimum uncached tokens for a prompt to be announced to other gateways. A shorter prefill is done
-by about the time that the message arrives."""
+"""Minimum number of uncached tokens for a prompt to be announced to other gateways. A shorter
+prefill is done by about the time that the message arrives."""
 _PER_OCTAVE = 512
 """Number of sampled lengths between a length and twice that length. The lengths of common prefixes
 are exact up to 1,024 blocks, and within 1/512 beyond. In simulations of cold caches, the mean time

@@ -19,7 +19,8 @@ from worker.protocol.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = 5
 """Number of coefficients of the step-time model, excluding those of drafts. The model is first
-fitted after this many observations, and later after this many more per worker."""
+fitted after this many observations. Until the next fit, the number of observations must grow by a
+quarter, but at least by this number, and at most by this number per worker."""
 
 
 class FleetPace:
@@ -90,7 +91,7 @@ class FleetPace:
             self._logs[row] = self._factors[row] = np.nan
 
     def busy_s(self, row: int, before: PrefillSteps, after: PrefillSteps) -> float:
-        """Seconds that steps between reports have spent on prefills."""
+        """Seconds spent on prefills in the steps from the report `before` to the report `after`."""
         num_steps = after.num_steps - before.num_steps
         if num_steps <= 0:
             return 0.0

@@ -1,9 +1,10 @@
-"""SessionGate: new agent sessions wait while caches are full with the contexts of live ones.
+"""SessionGate: agent sessions wait while caches are full of the contexts of live sessions.
 
-Agents send their whole context with each request, tens of times. If the contexts of all sessions
-exceed the KV cache, each request evicts the prefix of the next one, and all are computed again from
-the start. The gate admits sessions, the oldest first, when a worker has room for their contexts, so
-that admitted sessions run at full speed. Chats and live sessions are never delayed.
+Agents send their whole context with each of their requests, often tens of times. If the contexts of
+all sessions exceed the KV cache, each request evicts the prefix of the next one, and every context
+is recomputed from the start. The gate admits sessions, the oldest first, when a worker has room for
+their contexts, so that admitted sessions run at full speed. Chats and live sessions are never
+delayed.
 """
 
 from __future__ import annotations
@@ -37,9 +38,12 @@ EXCEED_S = 10.0
 """Minimum seconds between sessions that are admitted to full caches of idle workers: the prompt
 of the first must show up in the workers' reports before the next is admitted."""
 _MIN_RETURNS = 0.5
+"""Minimum fraction of recent new contexts with a second request for new contexts to count from
+their first request. Single requests with tools, which are not an agent's, therefore soon stop
+counting."""
 _END_WEIGHT, _RETURN_WEIGHT = 1 / 32, 1 / 16
-"""A new context counts from its first request if at least half of the recent new ones were followed
-by a second request, so single requests with tools, which are not an agent's, soon stop counting."""
+"""Weights in the moving average of that fraction: of the end of a context's first request, and of
+its second request."""
 MAX_WAITING = 4096
 """Maximum number of waiting requests; further ones are not delayed."""
 
@@ -91,15 +95,15 @@ class SessionGate:
     """Admits the requests of agent sessions. Does no I/O; its methods take microseconds.
 
     A context is live while one of its requests is in flight, and for some time after the last one,
-    estimated from its session's gaps. Requests of live contexts pass. Other requests wait until a
-    worker has room for their context alongside the live ones, but at most `max_wait_s`. The oldest
-    session goes first, and is never overtaken by a younger one. A request that has waited for
-    `max_wait_s` displaces the contexts that one worker admitted first; the next requests of these
-    contexts wait. Otherwise, the contexts of many overdue requests would exceed the caches. If over
-    10 % of all gaps exceed MAX_LIVE_S, as in interactive sessions, only the first request of a
-    session waits. A sub-agent's request is queued by the age of its session; queued by their own
-    age, sub-agents had a third fewer turns per minute in simulations. Workers report the live
-    contexts of all gateways, so that several gateways agree.
+    estimated from its session's gaps (the pauses between requests). Requests of live contexts pass.
+    Other requests wait until a worker has room for their context alongside the live ones, but at
+    most `max_wait_s`. The oldest session goes first, and is never overtaken by a younger one. A
+    request that has waited for `max_wait_s` displaces the contexts that were admitted first on one
+    worker; the next requests of these contexts wait. Otherwise, the contexts of many overdue
+    requests would exceed the caches. If over 10 % of all gaps exceed MAX_LIVE_S, as in interactive
+    sessions, only the first request of a session waits. A sub-agent's request is queued by the age
+    of its session; queued by their own age, sub-agents had a third fewer turns per minute in
+    simulations. Workers report the live contexts of all gateways, so that several gateways agree.
 
     Args:
         fleet: the workers.
@@ -411,8 +415,8 @@ class SessionGate:
         return use
 
     def _is_inside(self, context: Context, now: float) -> bool:
-        """Whether a context's requests pass: it is live, or it is not new and too many gaps are
-        longer than the live time."""
+        """Whether a context's requests pass: it is live, or it is not new and over 10 % of all gaps
+        exceed MAX_LIVE_S."""
         if context.is_live(now):
             return True
         return context.ended_at > 0.0 and not self.sessions.gaps.is_mostly_short

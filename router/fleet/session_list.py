@@ -38,7 +38,7 @@ class ListedSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionList(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions of a model at one gateway."""
+    """Sessions of a model on one gateway."""
 
     num_waiting: int = 0
     """Number of waiting contexts, including those that are not listed."""

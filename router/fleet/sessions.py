@@ -133,7 +133,8 @@ class Sessions:
     """Contexts by session id and by prompt, up to a maximum number.
 
     Args:
-        max_contexts: maximum number of contexts without requests in flight.
+        max_contexts: maximum number of contexts, above which only contexts without requests in
+            flight are dropped.
     """
 
     def __init__(self, max_contexts: int = MAX_CONTEXTS) -> None:

@@ -12,7 +12,8 @@ few times, and its user should see the error."""
 PAUSE_S = 1.0
 """Seconds between responses to further failed attempts of a source."""
 MAX_WAIT_S = 10.0
-"""Maximum delay of a response in seconds. A source has at most MAX_WAIT_S / PAUSE_S pending."""
+"""Maximum delay of a response in seconds. A source has at most MAX_WAIT_S / PAUSE_S pending
+responses."""
 MAX_SOURCES = 4096
 """Maximum number of tracked sources, which take 1 MiB in total; the oldest are dropped first."""
 _IPV6_NETWORK = 64

@@ -1,4 +1,4 @@
-"""KeyCounters: usage of one API key across all gateways, at the gateway that owns the key."""
+"""KeyCounters: usage of one API key across all gateways, on the gateway that owns the key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeyReport(msgspec.Struct, frozen=True, array_like=True):
-    """Usage of a key at one gateway, reported to the key's owner."""
+    """Usage of a key on one gateway, reported to the key's owner."""
 
     name: str
     limits: Limits

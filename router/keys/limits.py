@@ -66,7 +66,7 @@ class KeyLimits:
         self._peers.on_change(self._on_change)
 
     def of(self, entry: KeyEntry) -> KeyUse:
-        """Usage of a key at this gateway, looked up by name, so that it survives changes to its
+        """Usage of a key on this gateway, looked up by name, so that it survives changes to its
         limits or digests."""
         use = self._uses.get(entry.name)
         if use is None:
@@ -90,7 +90,8 @@ class KeyLimits:
         return max(candidates, key=lambda peer: _weight(name, peer))
 
     def _settle(self, use: KeyUse) -> None:
-        """Reports usage to the key's owner."""
+        """Reports a key's usage: directly if this gateway owns the key, otherwise in the next call
+        to the owner."""
         if self._uses.get(use.entry.name) is not use:
             return  # the key was removed while the request was open
         if use.owner != self._peers.own_id:

@@ -1,4 +1,4 @@
-"""KeyUse: usage of one API key at one gateway."""
+"""KeyUse: usage of one API key on one gateway."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.keys.entry import KeyEntry
 
 ENDS_ARRIVE_S = 0.05
 """Seconds after which a request over the concurrency limit is retried if there are several
-gateways: the end of a request at another gateway is reported within 1 to 5 ms on a loaded machine,
+gateways: the end of a request on another gateway is reported within 1 to 5 ms on a loaded machine,
 and a client may send its next request sooner."""
 
 Waiting = asyncio.Future[KeyAnswer | None]
@@ -21,7 +21,7 @@ otherwise the owner's response that rejects it."""
 
 
 class KeyUse:
-    """Open requests of a key at this gateway, and the last response of its owner.
+    """Open requests of a key on this gateway, and the last response of the key's owner.
 
     Args:
         entry: the key.

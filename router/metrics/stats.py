@@ -17,13 +17,14 @@ TOKEN_TIME_BUCKETS = (
     0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
     0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
-"""Histogram buckets for the time between tokens, in seconds: vLLM's, plus finer ones below the
-first of them."""
+"""Histogram buckets for the time between tokens, in seconds: vLLM's, plus finer ones below vLLM's
+first bucket."""
 REQUEST_BUCKETS = (
     0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
     120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
-"""Histogram buckets for request times, in seconds: vLLM's, plus finer ones below the first of them.
+"""Histogram buckets for request times, in seconds: vLLM's, plus finer ones below vLLM's first
+bucket.
 """
 STAGE_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,

@@ -54,7 +54,7 @@ class TagFormat:
     is_indented: bool = False
     """Whether values are on separate lines, whose line breaks are then part of the tags."""
     longest: int = 640
-    """Maximum characters that `opening` matches."""
+    """Maximum number of characters that `opening` matches."""
 
 
 _WRITTEN = {

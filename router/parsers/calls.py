@@ -13,9 +13,9 @@ import msgspec
 from worker.protocol.argument_types import Schemas
 
 MAX_PYTHON = 2**16
-"""Maximum characters parsed as Python, which take 0.1 s."""
+"""Maximum number of characters parsed as Python, which takes 0.1 s."""
 _MAX_NAME = 256
-"""Maximum characters of a function name."""
+"""Maximum length of a function name in characters."""
 _SPACE = re.compile(r"\s*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 """JSON's constants, which models also write in Python."""

@@ -27,7 +27,8 @@ THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Chat template variables that enable reasoning: one for Qwen and GLM, one for DeepSeek and
 Granite."""
 BUDGET_VARIABLE = "thinking_budget"
-"""Seed-OSS's chat template variable for the maximum tokens of reasoning; 0 for no reasoning."""
+"""Seed-OSS's chat template variable for the maximum number of reasoning tokens; 0 for no reasoning.
+"""
 NONE = "none"
 """Parser name that disables parsing, regardless of the template."""
 
@@ -215,7 +216,8 @@ def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
 
 
 def _chosen(formats: Mapping[str, T], name: str, found: T | None) -> T | None:
-    """The format with this name; if the name is empty, `found`, the chat template's format."""
+    """The format with this name; None for `none`; `found`, the chat template's format, if the name
+    is empty."""
     if not name:
         return found
     if name == NONE:

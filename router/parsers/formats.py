@@ -209,7 +209,7 @@ def _invoke_format(name: str, prefix: str, *wrappers: str) -> ToolFormat:
 
 
 def _hunyuan_format(name: str, suffix: str) -> ToolFormat:
-    """Hy3's format, whose tags end in a suffix."""
+    """Hy3's format; the names of its tags end in `suffix`, which may be empty."""
     tag = {
         part: (f"<{part}{suffix}>", f"</{part}{suffix}>")
         for part in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value")

@@ -15,7 +15,7 @@ _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[^\s{}\[\],:<][^{}\[\],:<]{0,255}")
 """Pattern of names, and of values other than strings."""
 _MAX_WORD = 256
-"""Maximum characters of a name or value that is not a string."""
+"""Maximum length in characters of a name, or of a value that is not a string."""
 
 
 class GemmaArguments:

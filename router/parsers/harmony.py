@@ -18,7 +18,7 @@ from router.parsers.output_parser import (
 from worker.protocol.text.tokenizer import Tokenizer
 
 MAX_HEADER = 512
-"""Maximum characters of a header."""
+"""Maximum length of a header in characters."""
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END, RETURN, CALL = "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"
 FINAL = f"{CHANNEL}final{MESSAGE}"
@@ -41,7 +41,7 @@ class Header(NamedTuple):
 
     kind: Kind
     function: str = ""
-    """Name of the called function; empty for other kinds."""
+    """Name of the called function; empty for reasoning and content."""
 
 
 class HarmonyParser:

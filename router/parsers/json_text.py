@@ -25,7 +25,7 @@ _VALUE = re.compile(
     r"(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?=[ \t\r\n,\]}])"
 )
 _MAX_VALUE = 512
-"""Maximum characters of a number."""
+"""Maximum length of a number in characters."""
 _CLOSINGS = {"{": "}", "[": "]"}
 
 Awaited = Literal["object", "value", "first value", "key", "first key", "colon", "comma"]

@@ -15,7 +15,7 @@ SLICE = 4096
 """Number of characters parsed at a time; limited because the remainder is copied after each marker.
 """
 MAX_BEGINNING = 2048
-"""Maximum characters of a region before its first call's arguments."""
+"""Maximum number of characters of a region before its first call's arguments."""
 
 
 class Thought(NamedTuple):
@@ -319,7 +319,7 @@ class OutputParser:
         Returns the pieces to emit; empty if there is no such call.
 
         Args:
-            limit: known length of the region.
+            limit: number of leading buffer characters known to be in the region.
         """
         tools = self._tools
         if tools is None or tools.begun is None:

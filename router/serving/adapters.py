@@ -28,7 +28,7 @@ MAX_ADAPTERS = 4096
 _NAME = re.compile(r"[A-Za-z0-9][\w./:@+-]{0,127}", re.ASCII)
 
 CheckFolder = Callable[[str], Coroutine[Any, Any, AdapterCheck]]
-"""Makes a worker check an adapter's folder. Raises ConnectionError if it is unreachable."""
+"""Makes a worker check an adapter's folder. Raises ConnectionError if the worker is unreachable."""
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True):

@@ -142,8 +142,8 @@ class Completion:
         self.num_losses = 0
         """Number of workers that failed while they had the request."""
         self.num_suspected = 0
-        """Number of worker failures that the request may have caused: in that attempt, the worker
-        had not sent a token."""
+        """Number of worker failures that the request may have caused: those of attempts in which
+        the worker had not sent a token yet."""
         self.prompt = spec.prompt
         """Prompt of the current attempt: the client's prompt and the tokens of earlier attempts."""
         self.worker_id = ""
@@ -197,13 +197,13 @@ class Completion:
         """Vector of a pooling model, little-endian float32; empty before it is computed."""
         self.rejection: Rejection | None = None
         """The last worker's rejection, if its queue was full and no worker has accepted the request
-        since, or if the request contradicts itself; otherwise None."""
+        since, or if the request's parameters are contradictory; otherwise None."""
         self.slo: SloOutcome | None = None
         """Whether the SLO was met; None before the end, or if there is no SLO."""
 
     @property
     def family(self) -> str:
-        """Prefix of the ids of all completions of the same client's request."""
+        """Prefix of the ids of all completions of the client's request."""
         return self.spec.request_id.rpartition(".")[0] + "."
 
     @property

@@ -22,7 +22,7 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     """Sampling parameters with n = 1, shared by all completions of the client's request."""
     seed: int
-    """Seed of this completion, which differs from those of its siblings."""
+    """Seed of this completion, which differs from those of the request's other completions."""
     feasibility: Feasibility
     """Check of the client's request against the workers' limits."""
     priority: int
@@ -80,7 +80,7 @@ class CompletionTimes:
 
     @property
     def at_worker_s(self) -> float:
-        """Seconds from the last submit to the first token; undefined before it."""
+        """Seconds from the last submit to the first token; undefined before the first token."""
         return self._first_token_at - self._submitted_at
 
     def submitted(self, now: float) -> float:

@@ -16,7 +16,7 @@ reports."""
 
 
 class SessionEntrance:
-    """Delays the requests of new agent sessions until the gate admits them.
+    """Delays the requests of agent sessions until the gate admits them.
 
     Args:
         fleet: workers of the model.

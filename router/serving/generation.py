@@ -36,8 +36,8 @@ class GenerationRequest:
     tenant: str = ""
     """Tenant for fairness and metrics; empty if there is none."""
     arrived_at: float | None = None
-    """Time of arrival on the event loop's clock; None to use the time at which `generation` is
-    called."""
+    """Time of arrival on the event loop's clock; None to use the time at which
+    `ServedModel.generation` is called."""
     span: RequestSpan | None = None
     """Trace span of the request; None if it is not traced."""
 

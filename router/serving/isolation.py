@@ -42,9 +42,9 @@ class Changes:
 class Isolation:
     """Keeps requests that may crash workers apart from others.
 
-    A request is suspected of a worker failure if, in that attempt, the worker had not sent a token
-    of the request. A request that crashes workers at a certain token matches this when it is
-    resumed, since the next worker crashes before it sends one. After two such failures, the request
+    A request is suspected of a worker failure if the worker had not sent a token of the request in
+    the failed attempt. This includes a request that crashes workers at a certain token: when it is
+    resumed, the next worker crashes before it sends a token. After two such failures, the request
     is retried on a worker that has no other request of this gateway and gets none until the request
     has a token or has ended. After `max_attempts` such failures, the request fails. All completions
     of a client's request are one suspect (a family), except for completions that have received
@@ -111,7 +111,7 @@ class Isolation:
             num_changes: `changes.number` before the search.
 
         Returns:
-            False if the completion must not wait (any longer), or has ended.
+            False if the completion must not wait, has waited for the maximum time, or has ended.
         """
         if not _is_suspect(completion):
             return False

@@ -1,4 +1,4 @@
-"""LoadMeter: the load of a model at this gateway, for autoscaling."""
+"""LoadMeter: the load of a model on this gateway, for autoscaling."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ class LoadReport(NamedTuple):
     """Load at one point in time as plain numbers, the format of Ray Serve's autoscaling metrics;
     times in seconds.
 
-    A worker-second is the time of one worker of average speed.
+    A worker-second is one second of work of a worker with average speed.
     """
 
     num_ready: float = 0.0
     """Number of ready workers."""
     work: float = 0.0
-    """Worker-seconds per second that the requests which recently arrived at this gateway require.
-    """
+    """Worker-seconds per second required by the requests that recently arrived at this gateway."""
     pending_s: float = 0.0
-    """Worker-seconds that the pending requests require, which are not assigned to a worker yet."""
+    """Worker-seconds required by pending requests, which are not assigned to a worker yet."""
     pending_kv: float = 0.0
     """KV cache needed by the prompts of pending requests, in units of a worker's cache."""
     waiting_s: float = 0.0
-    """Worker-seconds that the requests waiting on workers require, including other gateways'
+    """Worker-seconds required by the requests waiting on workers, including other gateways'
     requests."""
     queue_delay_s: float = 0.0
     """Recent average of the predicted wait in seconds on the least busy worker."""

@@ -146,7 +146,7 @@ class ServedModel:
     async def adapter(self, name: str) -> AdapterRef | None:
         """The current version of a LoRA adapter; None for an empty name.
 
-        Waits for a worker if a configured adapter has not been reported by any yet.
+        Waits for a worker if no worker has reported the version of a configured adapter yet.
 
         Raises:
             ApiError: 404 if the adapter has been unloaded; 503 if no worker is available.

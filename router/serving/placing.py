@@ -1,4 +1,4 @@
-"""Placer: finds workers for completions, also after worker failures."""
+"""Placer: finds workers for completions, including those whose worker has failed."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class SharedSettings:
             self._apply(values)
 
     def read_soon(self) -> None:
-        """Makes `start` read the store immediately instead of at its next interval."""
+        """Makes the task that `start` has created read the store now instead of after POLL_S."""
         self._is_due.set()
 
     async def refresh(self) -> None:

@@ -29,8 +29,8 @@ T = TypeVar("T")
 _PER_VALUE = 8
 """Characters that a template may write around a value: names, brackets, punctuation."""
 _SHORT = 1024
-"""Maximum characters or tokens of a prompt that is encoded on the event loop, which takes less than
-0.5 ms. While the event loop is busy, a thread may wait 5 ms for the GIL."""
+"""Maximum length in characters or tokens of a prompt that is encoded on the event loop, which takes
+less than 0.5 ms. While the event loop is busy, a thread may wait 5 ms for the GIL."""
 
 
 class TextPair(NamedTuple):
@@ -98,7 +98,7 @@ class PromptEncoder:
             adapter: LoRA adapter; None for the base model.
             owner: name of the API key.
             num_bytes: size of the request's body in bytes.
-            last: maximum prompt tokens, the last of which are kept; None to disable truncation.
+            last: maximum number of prompt tokens, of which the last are kept; None for no limit.
 
         Raises:
             ApiError: 429 if too much work is waiting; 400 if the template rejects the messages, or
@@ -172,7 +172,7 @@ class PromptEncoder:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum prompt tokens that any worker supports."""
+        """Maximum number of prompt tokens that any worker supports."""
         return max(kind.max_prompt_tokens for kind in self._kinds())
 
     async def shortened(
@@ -382,7 +382,8 @@ class PromptEncoder:
         return accept
 
     def _kinds(self) -> tuple[Limits, ...]:
-        """Limits of the ready workers. Returns a copy, since other threads read it."""
+        """Limits of the ready workers, or else the assumed ones; a copy, since other threads read
+        it."""
         return tuple(self._fleet.limits) or (self._assumed,)
 
     def _blocks(

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from worker.protocol.text.tokenizer import SHORT_TEXT, Tokenizer
 
 _MAX_BYTES = 32 << 20
-"""Maximum bytes of cached texts and tokens. Long pieces with four characters per token take two
-bytes per character."""
+"""Maximum size in bytes of the cached texts and tokens. Long pieces with four characters per token
+take two bytes per character."""
 _ENTRY_BYTES = 170
 """Overhead of an entry in bytes, besides its two strings and its tokens, in CPython: a tuple (72
 with its GC header), and a slot of a dictionary that is a third full (32 / 0.33)."""
@@ -31,7 +31,7 @@ class PieceMemo:
 
     Args:
         tokenizer: tokenizer of the model.
-        max_bytes: maximum bytes of the cache.
+        max_bytes: maximum size of the cache in bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_bytes: int = _MAX_BYTES) -> None:
@@ -88,5 +88,5 @@ class PieceMemo:
 
 
 def _size(key: tuple[str, str], tokens: bytes) -> int:
-    """Bytes of an entry, including its scope, although other entries may share the scope."""
+    """Size of an entry in bytes, including its scope, which other entries may share."""
     return _ENTRY_BYTES + sum(map(sys.getsizeof, (*key, tokens)))

@@ -16,17 +16,18 @@ from router.errors import overloaded
 T = TypeVar("T")
 
 LONG = 1 << 18
-"""Minimum characters of work that counts as long; they take 0.1 s to tokenize."""
+"""Size in characters above which work counts as long; tokenizing this many takes 0.1 s."""
 SMALL_BODY = 1 << 18
-"""Maximum bytes of a body decoded and validated on the event loop: at most 40 ms of CPU time for
-any body of tests/router/test_linear_time.py on two busy cores; 1 MiB took up to 120 ms."""
+"""Maximum size in bytes of a body decoded and validated on the event loop: at most 40 ms of CPU
+time for any body of tests/router/test_linear_time.py on two busy cores; 1 MiB took up to 120 ms."""
 MAX_WAITING = 1 << 27
-"""Maximum characters of work waiting for a thread, of which each owner may have half: four bodies
-of the largest size, or most of a minute of a thread."""
+"""Maximum total size in characters of the work waiting for a thread, of which each owner may have
+half: four bodies of the largest size, or most of a minute of a thread."""
 RATE = 2_500_000
-"""Characters per second and thread: tokenizing a prompt of 33 MB took 13 s."""
+"""Number of characters that a thread tokenizes per second: a prompt of 33 MB took 13 s."""
 LEAST = 1024
-"""Minimum characters that a task counts as, which also bounds the number of waiting tasks."""
+"""Minimum size in characters that a task counts as, which also bounds the number of waiting tasks.
+"""
 
 
 @dataclass(order=True, slots=True)

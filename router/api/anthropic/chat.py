@@ -30,8 +30,8 @@ NAMES: Mapping[str, str] = {
 }
 """Anthropic's field names by ChatRequest field, for fields whose names differ."""
 BILLING = "x-anthropic-billing-header"
-"""Prefix of a text that Anthropic's clients put before the system prompt. It is dropped because it
-differs per request, which would defeat the prefix cache."""
+"""Prefix of a text block that Anthropic's clients put before the system prompt. The block is
+dropped, since it differs per request and would defeat the prefix cache."""
 BUDGETS: Sequence[tuple[int, Effort]] = ((1024, "low"), (2048, "medium"))
 """Maximum `budget_tokens` for each reasoning effort; larger budgets mean high effort."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -128,7 +128,8 @@ def _choice(
 
 
 def _check_edits(body: CountTokensRequest, ignored: Ignored) -> None:
-    """Counts context edits, which are not applied. Raises ApiError (400) for unknown ones."""
+    """Counts context edits, which are not applied. Raises ApiError (400) for unknown edits, unless
+    the client uses beta features."""
     for edit in () if body.context_management is None else body.context_management.edits:
         if not edit.type.startswith(CONTEXT_EDITS) and not ignored.is_beta:
             raise bad_request(
@@ -188,7 +189,7 @@ def _system(system: str | Sequence[Mapping[str, Any]] | None, note: str) -> list
 
 
 def _messages(index: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Converts one Anthropic message to chat messages: first each tool result, then the rest."""
+    """Converts one Anthropic message to chat messages: one per tool result, one for the rest."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         problem = f"messages[{index}].role must be user, assistant or system, got {role!r:.80}"
@@ -275,7 +276,7 @@ def _text(where: str, place: int, block: Any) -> str:
 
 
 def _document(where: str, block: Mapping[str, Any], source: Mapping[str, Any]) -> str | None:
-    """The text of a document, preceded by its title; None for PDFs and files."""
+    """The text of a document, preceded by its title and context; None for PDFs and files."""
     data = source.get("data") if source.get("type") == "text" else None
     if source.get("type") == "content":
         content = source.get("content")

@@ -58,8 +58,8 @@ class AnthropicWriter(BlockWriter):
         return _DELTA % (_START, block.index, _ADDED[block.kind], encode(text))
 
     def closed(self, block: Block) -> bytes:
-        """The event content_block_stop. A reasoning block ends with a signature delta before it;
-        the signature is the message's id."""
+        """The event content_block_stop. For reasoning, a signature delta precedes it, with the
+        message's id as the signature."""
         signed = b""
         if block.kind == "thought":
             delta = {"type": "signature_delta", "signature": self.response_id}

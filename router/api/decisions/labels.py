@@ -18,8 +18,8 @@ from router.tokens.encoder import ChatPrompt
 NOT_IMPLEMENTED = 501
 """HTTP status for models that cannot answer with a label, as in vLLM."""
 _MAX_TEXT = 1 << 14
-"""Maximum characters that the chat template may add to a short message after its last special
-token. This text is tokenized once per label."""
+"""Maximum length in characters of a short rendered chat after its last special token. This text is
+tokenized once per label."""
 
 
 def chat_of(
@@ -50,14 +50,15 @@ def chat_of(
 class LabelTokens:
     """Finds the token of each label at the start of a reply.
 
-    The tokens are determined from two short chats. All prompts must end with the tokens that both
-    chats end with, so each label has the same token in every prompt.
+    The tokens are determined from two short chats. All prompts must end with the tokens that the
+    two chats have in common at their ends, so that each label has the same token in every prompt.
 
     Args:
         make_chat: creates a chat that contains a message.
 
     Raises:
-        ApiError: 501 if replies of the model start with reasoning.
+        ApiError: 400 if the chat template adds too much text to a message; 501 if replies of the
+            model start with reasoning.
     """
 
     def __init__(self, model: ServedModel, make_chat: Callable[[str], ChatPrompt]) -> None:
@@ -89,7 +90,7 @@ class LabelTokens:
         """Token ids of each option's labels.
 
         Raises:
-            ApiError: 400 if a label is not a single token, or labels are not distinct.
+            ApiError: 400 if a label is not a single token, or two options have the same token.
         """
         found: list[list[int]] = []
         for label in question.used_labels:

@@ -18,7 +18,7 @@ from router.errors import bad_request
 
 
 def state_of(given: str | list[InputMessage]) -> str:
-    """The input as text. Raises ApiError (400) if it is empty."""
+    """The input as text. Raises ApiError (400) if it is an empty list."""
     if isinstance(given, str):
         return given
     if not given:

@@ -31,7 +31,7 @@ MAX_LEVELS = 10
 
 
 class AskRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """Fields that both routes have. None means the default."""
+    """Fields that /v1/decisions and /v1/systemone have in common. None means the default."""
 
     model: str | None = None
     user: str | None = None
@@ -39,7 +39,8 @@ class AskRequest(msgspec.Struct, kw_only=True, frozen=True):
     slo: Slo | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
     prompt_cache_key: str | None = None
-    """Conversation id, used by the session routing policy."""
+    """Conversation id for the session gate and the session routing policy, unless a header or
+    `user` has one."""
 
 
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
@@ -124,8 +125,8 @@ class SystemOneQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     type: Literal["choice", "noul", "score"]
     instructions: str | None = None
     criteria: dict[str, str | None] | list[str] | None = None
-    """Descriptions of a choice's options by name, or of `true` and `false`; for a score, the list
-    of its levels."""
+    """Descriptions of a choice's options by name, or of a noul's `true` and `false`; for a score,
+    the list of its levels."""
 
 
 class SystemOneRequest(AskRequest, kw_only=True, frozen=True):

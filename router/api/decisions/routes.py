@@ -56,7 +56,7 @@ class DecisionRoutes:
     """Handlers of the routes for decisions, which read the probabilities of label tokens.
 
     Each question is a completion of one token. All prompts of a request begin with the same text,
-    which is computed once. Questions go through the same admission, placement, retries and metrics
+    which is prefilled once. Questions go through the same admission, placement, retries and metrics
     as other completions.
 
     Args:
@@ -272,5 +272,5 @@ class DecisionRoutes:
 
 
 def _asking(question: Question, state: str, make_chat: Callable[[str], ChatPrompt]) -> ChatPrompt:
-    """A chat with a question to the model."""
+    """The chat of one question: its user message contains the state and the question."""
     return make_chat(question.after(state))

@@ -51,7 +51,7 @@ class Account:
         """Name of the requested LoRA adapter; empty if there is none."""
         self.is_held = False
         """Whether the request continues in the background after its response; the request ends when
-        both have ended."""
+        the response and the background run have ended."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         """Prompt tokens found in prefix caches."""
@@ -74,7 +74,7 @@ class Account:
 
     def end_request(self) -> None:
         """Stops counting the request as open for the key's limits. A request that continues in the
-        background needs two calls: one for each end."""
+        background needs two calls: at the end of its response and at its own end."""
         if self.is_held:
             self.is_held = False
         elif self.use is not None:
@@ -101,7 +101,7 @@ class Account:
 
         Args:
             gateway: the gateway of the models.
-            name: the client's name of the model; None for the only one.
+            name: model name in the request; None selects the only model.
 
         Raises:
             ApiError: 404 if there is no such model or the key may not use it, without revealing

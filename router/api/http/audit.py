@@ -19,9 +19,10 @@ logger = logging.getLogger(__name__)
 QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
 """Paths that are not logged, as probes and scrapers request them several times a second."""
 MAX_BYTES = 256 * 2**20
-"""Maximum bytes of the log file, and of the previous one: about a million requests."""
+"""Maximum size in bytes of the log file, and of the previous one: about a million requests each."""
 MAX_PATH = 200
-"""Maximum characters of a logged path; longer paths, which clients may send, are cut off."""
+"""Maximum length of a logged path in characters; longer paths, which clients may send, are cut off.
+"""
 
 
 class AuditLog:

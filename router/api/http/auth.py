@@ -17,8 +17,8 @@ from router.page.routes import PAGE, PAGE_FILES
 OPEN_PATHS = ("/health", "/ready", "/ping", PAGE)
 """Paths that require no API key: probes send none, and the web page prompts its user for one."""
 ADMIN_PATHS = ("/admin/", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-"""Prefixes of paths whose routes check admin keys themselves. Other spellings of them do not match
-and so require an API key."""
+"""Prefixes of paths whose routes check admin keys themselves. Other spellings of these paths do not
+match, and so require an API key."""
 SCORE_PATHS = ("/score", "/v1/score")
 """Paths of the scoring API, as in vLLM."""
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -28,11 +28,11 @@ LIMITED_PATHS = (
     *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", *SCORE_PATHS, *RERANK_PATHS),
     *("/v1/decisions", "/v1/systemone"),
 )
-"""Paths that count against a key's limits, since they use workers."""
+"""Paths whose requests count against a key's limits, since they use workers."""
 
 
 class ApiKeys:
-    """Rejects requests without a valid API key, and creates an account for each other request.
+    """Rejects requests without a valid API key, and creates an account for every other request.
 
     It does not wrap `send`, so it costs nothing per token.
 

@@ -13,13 +13,14 @@ from starlette.requests import ClientDisconnect, Request
 from router.errors import ApiError, bad_request, busy, timed_out, too_large
 
 MAX_BODY_BYTES = 32 * 2**20
-"""Maximum bytes of a body, which is kept in memory while its request waits for tokenization."""
+"""Maximum size of a body in bytes, after decompression. The body is kept in memory while its
+request waits for tokenization."""
 
 PIECE_BYTES = 2**18
-"""Bytes of a compressed body that are decompressed at a time, in about a millisecond; other
-requests run in between."""
+"""Number of bytes to which a compressed body is decompressed at a time, in about a millisecond;
+other requests run in between."""
 MAX_DIGITS = 18
-"""Maximum digits of content-length: Python rejects integers of thousands of digits."""
+"""Maximum number of digits in content-length: Python rejects integers of thousands of digits."""
 Payload = bytes | bytearray
 """A complete request body."""
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
@@ -33,13 +34,13 @@ class BodyLimits:
     window_s: float = 10.0
     """Seconds within which the next `window_bytes`, or the rest of the body, must arrive."""
     window_bytes: int = 64 * 2**10
-    """Bytes per window. The default of 6.4 KiB/s matches HAProxy, which times out after 10 s for a
-    buffer of 64 KiB."""
+    """Bytes that must arrive per window. The default, 6.4 KiB/s, matches HAProxy, which times out
+    after 10 s for a buffer of 64 KiB."""
     total_s: float = 300.0
     """Seconds within which the entire body must arrive; a body of the maximum size therefore needs
     0.9 Mbit/s."""
     bytes_in_flight: int = 512 * 2**20
-    """Maximum bytes of all bodies being received or tokenized."""
+    """Maximum total size in bytes of all bodies being received or tokenized."""
 
 
 class Bodies:
@@ -48,9 +49,10 @@ class Bodies:
     def __init__(self, limits: BodyLimits | None = None) -> None:
         self._limits = limits or BodyLimits()
         self.num_bytes = 0
-        """Bytes in flight: those of bodies being received or still in use."""
+        """Bytes in flight: total size of the bodies being received or still in use."""
         self._deadlines: dict[asyncio.Timeout, float] = {}
-        """Deadlines for the next bytes of bodies, on the event loop's clock."""
+        """Deadline for the next bytes of each body, on the event loop's clock, by the body's
+        timeout."""
         self._is_sweeping = False
 
     @asynccontextmanager
@@ -83,8 +85,8 @@ class Bodies:
     async def _receive(self, request: Request, held: _Held) -> bytearray:
         """Receives a body. Raises ApiError, ClientDisconnect, TimeoutError.
 
-        Parts are appended as they arrive: joining those of the largest body at the end would block
-        the event loop for 25 ms and take twice the memory.
+        Parts are appended as they arrive: joining all parts of a body of the maximum size at the
+        end would block the event loop for 25 ms and take twice the memory.
         """
         limits, clock = self._limits, asyncio.get_running_loop().time
         gunzip = _gunzip_of(request)

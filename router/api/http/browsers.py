@@ -15,7 +15,7 @@ ANY = "*"
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 """Methods without side effects. Browsers hide their responses from other origins' pages (CORS)."""
 MAX_SHOWN = 100
-"""Maximum characters of a header quoted in errors, since clients choose its length."""
+"""Maximum number of characters of a header quoted in errors, since clients choose its length."""
 _PORT = re.compile(r":\d*$")
 
 

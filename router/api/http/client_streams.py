@@ -24,10 +24,11 @@ class StreamLimits:
     """Seconds after which a client that reads nothing is disconnected; the same as HAProxy's
     timeout."""
     unread_bytes: int = 16 * 2**20
-    """Maximum unread bytes of a stream, which only many completions with log-probabilities
-    reach."""
+    """Maximum number of unread bytes of a stream, which only many completions with
+    log-probabilities reach."""
     total_unread_bytes: int = 64 * 2**20
-    """Maximum unread bytes of all blocked streams; above it, the largest ones are aborted."""
+    """Maximum number of unread bytes of all blocked streams; above it, the largest ones are
+    aborted."""
     period_s: float = 1.0
     """Seconds between checks for clients that read too slowly."""
     accepted_ping_s: float = 1.0
@@ -42,7 +43,7 @@ class StreamLimits:
 
 
 class ClientStreams:
-    """The clients that read responses of one gateway, on its event loop."""
+    """Watches the clients that are reading responses of one gateway, on its event loop."""
 
     def __init__(self, limits: StreamLimits | None = None) -> None:
         self.limits = limits or StreamLimits()
@@ -74,7 +75,7 @@ class ClientStreams:
                 raise
 
     def _sweep_later(self) -> None:
-        """Starts the timer for the next check if there are clients and none is running."""
+        """Starts the timer for the next check if there are clients and no timer is running."""
         if not self._is_sweeping and self._streams:
             self._is_sweeping = True
             asyncio.get_running_loop().call_later(self.limits.period_s, self._sweep)
@@ -94,9 +95,9 @@ class ClientStreams:
 
 
 class ClientStream:
-    """The client of one response, and the messages that it has received.
+    """The client of one response, and the progress of the messages sent to it.
 
-    Code that sends messages without this class sets `begun` and `done` itself. They are plain
+    Code that sends messages without `send` sets `begun` and `done` itself. They are plain
     attributes because they are set for each token.
 
     Args:

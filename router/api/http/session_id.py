@@ -17,10 +17,10 @@ HEADERS = (
     "x-opencode-session",
     "x-dynamo-session-id",
 )
-"""Headers with a session id, in order of precedence: those of Codex, of older Codex and pi, of
-OpenCode (the next three), and of Dynamo."""
+"""Headers with a session id, in order of precedence: of Codex (`session-id`), older Codex versions
+and pi (`session_id`), OpenCode (the next three), and Dynamo."""
 MAX_LENGTH = 256
-"""Maximum characters of an id; longer ones are cut off."""
+"""Maximum length of an id in characters; longer ones are cut off."""
 _IN_USER = "_session_"
 """Separates account and session in the `user_id` of older versions of Claude Code."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 SLICE_ROWS = 64
-"""Items of Rows encoded at a time: 3 ms for tokens with 21 log-probabilities each."""
+"""Number of items of Rows encoded at a time: 3 ms for tokens with 21 log-probabilities each."""
 SLICE_BYTES = 1 << 18
 """Minimum number of encoded bytes at which a part of a response is sent, before the rest is
 encoded."""

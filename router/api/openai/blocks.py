@@ -29,7 +29,7 @@ class Block:
     index: int
     """Index of the block in the response."""
     name: str = ""
-    """Name of the called function; empty for other kinds."""
+    """Name of the called function; empty for reasoning and text."""
     parts: list[str] = field(default_factory=list)
     """The block's text or the call's arguments, in the parts received."""
     extras: list[Any] = field(default_factory=list)

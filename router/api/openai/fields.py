@@ -13,7 +13,8 @@ from router.errors import bad_request
 from worker.protocol.analyzed import analyzed
 
 _LONGEST_NAME = 64
-"""Maximum characters of a field name that are compared and quoted in an error."""
+"""Length in characters to which a field name is cut before it is compared and quoted in an error.
+"""
 _MAX_HINTS = 128
 """Maximum number of actions in `kv_hints`."""
 
@@ -51,7 +52,7 @@ class _HintAction(msgspec.Struct):
 
 
 class _KvHints(msgspec.Struct):
-    """Envelope of hints on cached keys and values, as in vLLM's and SGLang's kv_hints."""
+    """The field `kv_hints`: hints about the KV cache, as in vLLM and SGLang."""
 
     actions: Annotated[list[_HintAction], msgspec.Meta(max_length=_MAX_HINTS)] = []
 
@@ -157,7 +158,8 @@ REFUSED: dict[str, UnsupportedField] = {
     "stop_regex": UnsupportedField(([], ""), "use stop"),
     "stream_reasoning": UnsupportedField((True,)),
 }
-"""Fields that change the result and that one or both routes do not support."""
+"""Fields that change the result and that /v1/chat/completions, /v1/completions or both do not
+support."""
 
 RAYFLEET_OBJECTS = ("slo",)
 """Objects of this server's API, whose fields are checked even if the client uses beta features."""

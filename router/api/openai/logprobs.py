@@ -13,7 +13,7 @@ from worker.protocol.messages import TokenLogprobs
 from worker.protocol.text.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0
-"""Replaces minus infinity, which JSON cannot represent."""
+"""Minimum log-probability in responses; replaces minus infinity, which JSON cannot represent."""
 
 Scored = tuple[int, TokenLogprobs | None]
 """A token id and its log-probabilities, which are None for the first prompt token."""
@@ -54,7 +54,7 @@ class LogprobFormat(ABC):
             tokens: new tokens of the choice.
             offsets: index in the choice's text where each token's text starts; only used if
                 `has_offsets`.
-            echoed: the choice's prompt if it is echoed before them.
+            echoed: the prompt, if it is echoed before these tokens; otherwise None.
         """
         columns = self._columns(tokens, offsets)
         first = {} if echoed is None else echoed.columns

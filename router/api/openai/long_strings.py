@@ -14,11 +14,11 @@ from router.api.http.body import Payload
 from router.api.openai.values import CHUNK_BYTES, delimiting_quotes
 
 CUT_BYTES: Final = 1 << 22
-"""Minimum bytes of a JSON text whose long strings are cut out before decoding. Decoding holds the
-GIL, which stalls all streams of the gateway for 2 to 8 ms per MiB: up to 270 ms for the largest
-body."""
+"""Minimum size in bytes of a JSON text whose long strings are cut out before decoding. Decoding
+holds the GIL, which stalls all streams of the gateway for 2 to 8 ms per MiB: up to 270 ms for the
+largest body."""
 LONG_BYTES: Final = 1 << 19
-"""Minimum bytes of a string that is cut out and decoded in pieces."""
+"""Minimum size in bytes of a string that is cut out and decoded in pieces."""
 _PIECE_BYTES: Final = 12 << 15
 """Bytes of a string decoded at a time: a multiple of 1, 2, 3, 4, 6 and 12, the lengths that a
 character may have, so that cutting a run of equal characters rarely splits one."""

@@ -286,8 +286,8 @@ class _Results:
                 self._by_id.setdefault(call_id, deque()).append(index)
 
     def take(self, call_id: Any) -> list[dict[str, Any]]:
-        """The first result with this call id, or the first one overall if the id is None; empty if
-        there is none left."""
+        """The first result with this call id, or the first remaining one if no result has it; empty
+        if no results remain."""
         indices = self._by_id.get(call_id) if isinstance(call_id, str) else None
         while indices:
             index = indices.popleft()
@@ -327,8 +327,8 @@ def _rename_reasoning(index: int, message: dict[str, Any], names: Sequence[str])
 
 
 def _with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Joins all leading system messages into one, since many templates accept only a single system
-    message, at the beginning."""
+    """Joins all system and developer messages into one, since many templates accept only a single
+    system message, at the beginning."""
     leading = [message for message in messages if message["role"] in LEADING]
     others = [message for message in messages if message["role"] not in LEADING]
     content = "\n\n".join(message["content"] for message in leading)

@@ -28,14 +28,14 @@ from worker.protocol.structured import StructuredOutputsParams
 from worker.protocol.text.chat_template import ChatTemplate
 
 MAX_COMPLETIONS = 2048
-"""Maximum completions of a request: prompts times n."""
+"""Maximum number of completions per request: prompts times n."""
 MAX_ENTRIES = 2**20
 """Maximum number of texts and tokens in a request's parameters, multiplied by its number of
 completions, since the engine copies some of them per completion. A million entries take 0.1 s and
 50 MB."""
 MAX_STOP_CHARACTERS = 8192
-"""Maximum total characters of all stop strings, which are searched for in each choice's text. Also
-the maximum total characters of all bad words."""
+"""Maximum total length in characters of all stop strings, which are searched for in each choice's
+text. Also the maximum total length of all bad words."""
 DEFAULT_COMPLETION_TOKENS = 16
 """Default max_tokens of /v1/completions, as in OpenAI's API."""
 RESERVED_TEMPLATE_NAMES = (
@@ -165,8 +165,8 @@ def check_echo(request: CompletionRequest) -> None:
 
 
 def check_num_completions(num_prompts: int, sampling: SamplingParams) -> None:
-    """Raises ApiError (400) if a request has too many completions, or too many values in
-    parameters."""
+    """Raises ApiError (400) if a request has too many completions, or too many texts and tokens in
+    its parameters."""
     n = sampling.n
     field = "n" if n > 1 else "prompt"
     if num_prompts * n > MAX_COMPLETIONS:
@@ -203,8 +203,8 @@ def continues_message(request: ChatRequest) -> bool:
 
 
 def stream_options(request: CommonRequest) -> StreamOptions | None:
-    """Options of the stream; None for the defaults. Raises ApiError (400) if the request is not
-    streamed."""
+    """Options of the stream; None for the defaults. Raises ApiError (400) if options are set for a
+    request that is not streamed."""
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options is only allowed when stream is true", "stream_options")
     return request.stream_options

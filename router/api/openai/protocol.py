@@ -35,11 +35,11 @@ MAX_STOP_STRINGS = 128
 MAX_STOP_TOKENS = 1024
 MAX_BAD_WORDS = 256
 MAX_CACHE_SALT = 1024
-"""Maximum characters of a cache salt."""
+"""Maximum length of a cache salt in characters."""
 MAX_SHOWN_KEYS = 8
 """Maximum number of invalid keys of an object that an error names."""
 MAX_SHOWN_CHARACTERS = 64
-"""Maximum characters of each key that an error quotes."""
+"""Maximum number of characters of each key that an error quotes."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -68,10 +68,10 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
 
 
 class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """Fields of both completion routes. None means the default, since many clients send null.
+    """Fields that /v1/chat/completions and /v1/completions have in common.
 
-    Fields with the names of SamplingParams fields are checked there; only the gateway's own limits
-    are checked here.
+    None means the default, since many clients send null. SamplingParams validates the values of
+    its fields; only the gateway's own limits are checked here.
     """
 
     model: str | None = None
@@ -101,7 +101,8 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     skip_special_tokens: bool | None = True
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
     prompt_cache_key: str | None = None
-    """Conversation id, used by the session routing policy."""
+    """Conversation id for the session gate and the session routing policy, unless a header or
+    `user` has one."""
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     user: str | None = None
@@ -109,7 +110,7 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     return_tokens_as_token_ids: bool | None = False
     """Whether log-probabilities name tokens as `token_id:ID`."""
     truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Maximum prompt tokens; longer prompts keep their last tokens."""
+    """Maximum number of prompt tokens; longer prompts keep their last tokens."""
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     diffusion: dict[str, Any] | None = None

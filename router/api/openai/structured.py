@@ -26,7 +26,7 @@ def structured_outputs(
         extra: vLLM's `structured_outputs`.
 
     Raises:
-        ApiError: 400 if one is invalid, or both are given.
+        ApiError: 400 if a field is invalid, or both fields are set.
     """
     by_format = _of_format(response_format)
     given = {name: value for name, value in (extra or {}).items() if value is not None}

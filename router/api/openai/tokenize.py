@@ -23,8 +23,8 @@ Body = TypeVar("Body", TokenizeRequest, DetokenizeRequest)
 class TokenRoutes:
     """Handlers of /tokenize and /detokenize, which run in the gateway.
 
-    Prompts may exceed the model's context length, since clients use these routes to check their
-    length.
+    Prompts may exceed the model's context length, since clients use these routes to find out how
+    long a prompt is.
 
     Args:
         gateway: the gateway of the models.
@@ -53,7 +53,8 @@ class TokenRoutes:
     async def _read(
         self, payload: Payload, kind: type[Body], account: Account
     ) -> tuple[Body, ServedModel]:
-        """Decodes a body and finds its model. Raises ApiError, also if the key may not use it."""
+        """Decodes a body and finds its model. Raises ApiError if the body is invalid or the key may
+        not use the model."""
         body = await self._gateway.pool.run_if_large(
             lambda: parse_body(payload, kind), size=len(payload), owner=account.name
         )

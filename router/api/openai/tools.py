@@ -110,8 +110,8 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
     """Parses `tools`, `tool_choice` and `parallel_tool_calls` of a body.
 
     Raises:
-        ApiError: 400 if one is malformed, they contradict each other, or the model does not
-            support tools.
+        ApiError: 400 if a field is malformed, the fields contradict each other, or the model does
+            not support tools.
     """
     choice = body.tool_choice
     if not body.tools:

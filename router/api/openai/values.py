@@ -9,9 +9,9 @@ from router.api.http.body import Payload
 from router.errors import bad_request
 
 MAX_VALUES = 1 << 20
-"""Maximum values of a body: a prompt of a million token ids. Decoding that many numbers holds the
-GIL for 25 ms, and a string of one letter takes about 60 bytes of memory. The 16 million values
-that fit into a body would block all streams for seconds."""
+"""Maximum number of values in a body: enough for a prompt of a million token ids. Decoding that
+many numbers holds the GIL for 25 ms, and a string of one letter takes about 60 bytes of memory. The
+16 million values that fit into a body would block all streams for seconds."""
 CONTAINER = 16
 """Number of values that an object or a list counts as, according to its decoding time."""
 MEMBER = 4
@@ -25,10 +25,11 @@ for _sign, _cost in ((b"[", CONTAINER), (b"{", CONTAINER), (b",", 1), (b":", MEM
 
 
 def check_num_values(*texts: Payload) -> None:
-    """Checks the number of values in JSON texts without decoding them; strings do not count.
+    """Checks the number of values in JSON texts without decoding them; the contents of strings do
+    not count.
 
     Raises:
-        ApiError: 400 if they have more than MAX_VALUES in total.
+        ApiError: 400 if the texts have more than MAX_VALUES in total.
     """
     if sum(map(_bound, texts)) <= MAX_VALUES:
         return
@@ -56,7 +57,8 @@ def num_values(body: Payload) -> int:
 
 
 def _bound(body: Payload) -> int:
-    """An upper bound of `num_values`, including values in strings; takes at most 10 ms."""
+    """An upper bound of `num_values`, which also counts the contents of strings; takes at most 10
+    ms."""
     containers = body.count(b"[") + body.count(b"{")
     return CONTAINER * containers + MEMBER * body.count(b":") + body.count(b",")
 

@@ -123,8 +123,8 @@ class ResponseWriter(ABC):
         return COMMENT
 
     def chunk(self, completion: Completion) -> Iterable[bytes]:
-        """A server-sent event with all new output of a completion, in slices; empty if there is
-        none."""
+        """A server-sent event with all new output of a completion, in slices; empty if there is no
+        new output."""
         text, token_ids = completion.take()
         if completion.draft is not None:
             draft = completion.take_draft()

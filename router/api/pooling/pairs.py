@@ -40,7 +40,7 @@ def pairs_of(
             logit of a pair, or the answer to a prompt.
         first: queries.
         second: documents.
-        instruction: instruction of the prompt; None for the model's.
+        instruction: instruction of the prompt; None for the model's default.
 
     Raises:
         ApiError: 400 if the numbers of texts do not match or are too large, or the model does not

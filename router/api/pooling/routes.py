@@ -359,7 +359,8 @@ def _check_task(info: PoolingInfo, task: str, route: str) -> None:
 
 
 def _prefix(info: PoolingInfo, name: str | None) -> str:
-    """The prompt prefix with this name. Raises ApiError (400) if the model has none."""
+    """The prompt prefix with this name; the default prefix for None. Raises ApiError (400) if the
+    model has no prefix with this name."""
     prompts = dict(info.prompts)
     if name is None:
         return prompts.get(info.default_prompt, "")

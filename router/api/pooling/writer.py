@@ -22,7 +22,7 @@ from worker.protocol.pooling import PoolingInfo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
-    """Properties that all responses have."""
+    """Properties that the responses of all pooling routes have."""
 
     response_id: str
     model: str
@@ -119,6 +119,7 @@ class CohereWriter(WholeWriter):
     Args:
         generation: the generation, with a vector per text.
         response: properties of the response.
+        texts: the embedded texts, which the response repeats.
         kinds: encodings of the vectors.
     """
 
@@ -163,7 +164,7 @@ class ClassWriter(PooledWriter):
         self._activation = response.info.activation if use_activation else "none"
 
     def items(self) -> Iterator[bytes]:
-        """The most likely label of each prompt, and the probabilities of all labels."""
+        """The most likely label of each prompt, and the probabilities or logits of all labels."""
         for index, completion in enumerate(self.generation.completions):
             values = activated(vector(completion), self._activation)
             label = self.info.labels[values.index(max(values))]

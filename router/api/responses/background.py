@@ -1,4 +1,5 @@
-"""BackgroundRun: a response that runs without a client. EventLog: its stream, for any client."""
+"""BackgroundRun: a response that runs without a client. EventLog: its events, which clients can
+read."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class _Items:
             self._notes.append(omitted(kind))
 
     def add_notes(self) -> None:
-        """Adds an assistant message with the notes that no assistant message has taken up yet."""
+        """Adds an assistant message with the notes that no assistant message contains yet."""
         if self._notes:
             self.messages.append({"role": "assistant", "content": "\n".join(self._notes)})
             self._notes = []

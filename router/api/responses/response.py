@@ -87,7 +87,8 @@ def overflow_events(
     """Events of a streamed response whose prompt exceeds the context length.
 
     OpenAI's API reports this error in the stream, with status 200. Codex compacts the conversation
-    only after `response.failed` with this code, and OpenCode only after an `error` event with it.
+    only after `response.failed` with the code `context_length_exceeded`, and OpenCode only after an
+    `error` event with this code.
     """
     common: dict[str, Any] = {
         "response_id": response_id,

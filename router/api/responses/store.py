@@ -55,7 +55,7 @@ class ResponseStore:
 
     Args:
         gateway_id: id of this gateway, which is part of response ids.
-        max_bytes: maximum bytes of all responses; 0 disables the store.
+        max_bytes: maximum total size of all responses in bytes; 0 disables the store.
         max_entries: maximum number of responses of all keys together.
     """
 
@@ -66,7 +66,7 @@ class ResponseStore:
         self._by_key: dict[str, _KeyResponses] = {}
         self._lock = threading.Lock()
         self.num_bytes = 0
-        """Bytes of all responses."""
+        """Total size of all responses in bytes, including OVERHEAD."""
         self.num_entries = 0
         """Number of responses of all keys."""
 

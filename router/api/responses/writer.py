@@ -38,7 +38,7 @@ class ResponsesWriter(BlockWriter):
         body: the body of the request.
         temperature: sampling temperature.
         top_p: top-p of sampling.
-        logprobs: format of log-probabilities of the text; None if there is none.
+        logprobs: format of log-probabilities of the text; None to omit them.
         dialect: the model's format of reasoning and tool calls.
         tools: the client's tools.
         ended: called at the end with the complete response and the message that it adds to the
