@@ -20,8 +20,8 @@ class BlockPool:
                       └───────────── use ──────────────────┼──────────────┤
                                                            └─ else ──> window pages are free
 
-    The window pages of a block can thus be freed while its other pages stay cached. A lookup whose
-    prefix ends less than a window after such a block is a cache miss.
+    The window pages of a block can thus be freed while its other pages stay cached. A request
+    cannot continue a cached prefix that ends less than a window after such a block.
 
     Args:
         pages: pool of all device pages.

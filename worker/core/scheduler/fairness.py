@@ -38,7 +38,7 @@ class TenantService:
 
     @property
     def is_shared(self) -> bool:
-        """Whether more than one tenant has been served."""
+        """Whether there are counters of more than one tenant."""
         return len(self._served) > 1
 
     def served(self, tenant: str) -> float:

@@ -177,8 +177,8 @@ class AdmissionRound:
         policy: order in which requests are tried.
         items: requests in queue order.
         headroom: numbers of tokens and requests for which the step has room.
-        max_drop: number of levels below an admitted request at which no other request is admitted,
-            since it would make the step longer for the urgent one; 0 for no limit.
+        max_drop: requests this many levels or more below an admitted one are not admitted, since
+            they would make the step longer for the urgent one; 0 for no limit.
         floor: minimum level that is admitted.
     """
 
@@ -199,8 +199,9 @@ class AdmissionRound:
         self._headroom = headroom
         self._max_drop = max_drop
         self._floor = floor
-        """Minimum level that is admitted. It rises when there are too few pages for a request,
-        since less urgent requests must not take those that are left."""
+        """Minimum level that is admitted. It rises with the level of admitted requests
+        (`max_drop`), and when there are too few pages for a request, since less urgent requests
+        must not take the remaining ones."""
         self._left = iter(policy.order(items))
         self._tried = -1
         self._has_top_misfit = self._is_over = False

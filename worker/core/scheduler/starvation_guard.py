@@ -11,8 +11,8 @@ MAX_PASSES = 64
 
 
 class StarvationGuard:
-    """Counts how often the oldest request is passed over: the one that has been in the highest
-    level for the longest time.
+    """Counts how often the oldest request, the one that has been in the highest level for the
+    longest time, is passed over.
 
     A round passes over the oldest request if it admits others of its level or below instead. After
     MAX_PASSES such rounds, every round is fifo with the oldest request at the head, and no other
