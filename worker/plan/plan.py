@@ -1,7 +1,8 @@
 """Plan of one step, sent by the coordinator to every rank, and the result of the step.
 
 A Plan is a diff against tables on the device (token pool, page table, one stable row per request
-slot); it never contains tokens sampled by the device itself.
+slot). The device writes the tokens that it samples to the token pool itself, so Plans only repeat
+them when a request is readmitted.
 """
 
 from __future__ import annotations
