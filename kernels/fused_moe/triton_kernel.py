@@ -135,7 +135,7 @@ def _multiply(
     num_pairs: int,
     pairs_per_row: int,
 ) -> torch.Tensor:
-    """Multiplies row pair // pairs_per_row of `x` by the transposed weight [N, K] of the pair's
+    """Multiplies row `pair // pairs_per_row` of `x` by the transposed weight [N, K] of the pair's
     expert, adds the expert's bias, and multiplies by the pair's factor: [pairs, N]. Applies the
     activation, if there is one: [pairs, N / 2], or [pairs, N] without gates. Rows of other ranks'
     experts are not written."""
