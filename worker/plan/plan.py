@@ -232,7 +232,7 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Updates of page tables, applied before the rows are computed."""
     rows: list[Row]
     digest_seq: int = 0
-    """Last step whose sampled tokens `digest` covers. Set in every 64th Plan; 0 in the others."""
+    """Last step whose sampled tokens `digest` covers. Set in every 64th Plan; otherwise 0."""
     digest: int = 0
     """Value of the coordinator's SampleDigest, which ranks compare with theirs."""
     masked: list[int] = []

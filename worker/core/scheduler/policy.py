@@ -112,7 +112,8 @@ class Outcome(Enum):
     NO_CAPACITY = auto()
     """There are too few free slots or pages."""
     WAITS = auto()
-    """The request waits for a prefix that another request is computing; others may be tried."""
+    """The request waits for a prefix that another request is computing; other requests may be
+    tried."""
     PREEMPTING = auto()
     """A slot and pages will be free in the next step, since running requests are about to be
     preempted."""
@@ -192,8 +193,8 @@ class AdmissionRound:
     ) -> None:
         self.is_preempting = False
         """Whether running requests are about to be preempted for a request that was tried. From
-        then on, a request is only admitted if it preempts others itself, and less urgent ones are
-        not admitted."""
+        then on, a request is only admitted if it preempts running ones itself, and less urgent ones
+        are not admitted."""
         self._stops = policy.stops
         self._items = items
         self._headroom = headroom

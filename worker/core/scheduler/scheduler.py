@@ -31,7 +31,7 @@ from worker.protocol.queue_limits import QueueLimits
 logger = logging.getLogger(__name__)
 
 DIGEST_INTERVAL = 64
-"""Interval, in Plans, at which a Plan carries a digest of the sampled tokens."""
+"""Number of Plans per digest of the sampled tokens."""
 
 
 class Scheduler:
