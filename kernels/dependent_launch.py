@@ -33,7 +33,7 @@ def dependent_kernel(function: Callable[..., None] | None = None, **options: Any
 
     Args:
         function: the kernel.
-        options: those of `triton.jit`.
+        options: keyword arguments of `triton.jit`.
     """
     if function is None:
         return functools.partial(dependent_kernel, **options)
