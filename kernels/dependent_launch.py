@@ -2,8 +2,9 @@
 
 A kernel launched with PDL starts once all programs of the stream's previous kernel have started and
 signaled, instead of after its completion. `wait_for_previous_kernel` then blocks each program until
-the previous kernel has completed and its stores are visible. CUDA graphs keep these edges. Kernels
-and copies that are not launched with PDL (torch, cuBLAS) start after completion, as always.
+the previous kernel has completed and its stores are visible. CUDA graphs keep these dependencies.
+Kernels and copies that are not launched with PDL (torch, cuBLAS) start after the previous kernel
+has completed, as always.
 
 Source: "Programmatic Dependent Launch and Synchronization", CUDA C++ Programming Guide.
 """
@@ -32,7 +33,7 @@ def dependent_kernel(function: Callable[..., None] | None = None, **options: Any
 
     Args:
         function: the kernel.
-        options: those of `triton.jit`.
+        options: keyword arguments of `triton.jit`.
     """
     if function is None:
         return functools.partial(dependent_kernel, **options)

@@ -56,7 +56,7 @@ class Op(Generic[P, R]):
         self.select()
 
     def has_kernel(self, name: Kernel) -> bool:
-        """Whether the op's package contains a kernel."""
+        """Whether the op's package contains the kernel `name`."""
         return importlib.util.find_spec(f"{self.package}.{name}_kernel") is not None
 
     def _implementation(self, name: Literal["torch", Kernel]) -> Callable[P, R]:

@@ -1,7 +1,7 @@
 """Batch-invariant elementwise functions: an element's result depends, bitwise, only on its value.
 
 HAZARD(invariance): on CPU, torch evaluates the last elements of a contiguous run, fewer than fit in
-two vector registers, with other functions than the rest. This affects sigmoid, SiLU, softplus,
+two vector registers, with different functions than the rest. This affects sigmoid, SiLU, softplus,
 GELU, ELU, mish, exp2 and pow, but not exp, expm1, log1p, tanh and erf. A contiguous tensor is one
 run, which several threads divide into equal parts. Model code calls the functions of this module,
 which only pass runs and parts of whole registers to torch.
@@ -33,9 +33,9 @@ class _Op(NamedTuple):
     """An elementwise op of torch."""
 
     function: Callable[..., torch.Tensor]
-    """Returns a new tensor."""
+    """Form of the op that returns a new tensor."""
     into: Callable[..., torch.Tensor]
-    """Writes into the tensor `out`."""
+    """Form of the op that writes into the tensor `out`."""
     is_gelu: bool = False
     is_onednn: bool = False
     """Whether oneDNN computes contiguous tensors; its results differ bitwise from those of torch's

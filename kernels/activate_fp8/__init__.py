@@ -15,7 +15,7 @@ def activate_fp8(both: torch.Tensor, activation: Activation, *, by_block: bool) 
     `quantize_fp8` does.
 
     Args:
-        both: [T, 2 * I]: gate and up, gates first.
+        both: [T, 2 * I]: outputs of the gate projection, then of the up projection.
         activation: gated activation.
         by_block: whether each block of 128 features has a scale, rather than each row.
     """

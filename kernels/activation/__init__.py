@@ -16,7 +16,7 @@ def squared_relu(x: torch.Tensor) -> torch.Tensor:
 @op
 def xielu(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """xIELU (arXiv 2411.13010): p x² + b x for positive elements, and
-    n (exp(min(x, e)) - 1 - x) + b x for others; computed in fp32, rounded to the type of x.
+    n (exp(min(x, e)) - 1 - x) + b x for all others; computed in fp32, rounded to the type of x.
 
     Args:
         x: [T, I]: inputs.

@@ -34,8 +34,8 @@ class Activation:
         return self.kind != "relu2"
 
     def __call__(self, both: torch.Tensor) -> torch.Tensor:
-        """Applies the activation to gate and up [T, 2 * I], gates first, or to up [T, I] if there
-        is no gate. Returns [T, I]."""
+        """Applies the activation to [T, 2 * I], outputs of the gate projection, then of the up
+        projection; or, without a gate, to [T, I]. Returns [T, I]."""
         if self.kind == "relu2":
             return squared_relu(both)
         if self.kind == "clamped":

@@ -33,7 +33,8 @@ def create_attention_backend(name: str, settings: AttentionSettings) -> Attentio
     """Creates an attention backend with `create` in `kernels/attention/{name}_backend.py`.
 
     Args:
-        name: value of `--attention-backend`; "auto" selects the one that ops use.
+        name: value of `--attention-backend`; "auto" selects triton if ops run on Triton on the
+            device, otherwise torch.
         settings: properties of the model and of the engine.
 
     Raises:

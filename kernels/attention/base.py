@@ -184,9 +184,9 @@ class CapturableBackend(AttentionBackend):
     def prepare_for_capture(self, metadata: AttentionMetadata) -> AttentionStep:
         """Plans a step of dummy rows for a capture.
 
-        Its launches read static buffers. They must run once before the capture: the first forward
-        pass of a layer compiles kernels and, in some backends, completes the plan. By default, any
-        planned step may be captured.
+        The step's launches read static buffers. The step must run once before the capture: the
+        first forward pass of a layer compiles kernels and, in some backends, completes the plan. By
+        default, any planned step may be captured.
 
         Args:
             metadata: dummy rows, with a page table as wide as that of any later step and with upper

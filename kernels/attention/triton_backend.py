@@ -29,7 +29,7 @@ def create(settings: AttentionSettings) -> TritonAttention:
 
     Raises:
         ValueError: Triton is not enabled for the device, batch-invariant attention over latents is
-            requested, heads are too large for a program, or the device does not support FP8.
+            requested, or heads are too large for a program.
     """
     if not registry.uses_triton(settings.device):
         raise ValueError("--attention-backend triton needs a CUDA device: use auto or torch")

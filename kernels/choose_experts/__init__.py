@@ -22,7 +22,7 @@ def choose_experts(
     Args:
         scores: fp32 [T, E]: the router's scores; rows may be strided.
         bias: fp32 [E], added to probabilities only for the selection; None if unused. Must be None
-            if experts are ranked by their scores ("... of chosen").
+            if experts are ranked by score, as with "softmax of chosen" and "sigmoid of chosen".
         routing: scoring, groups and numbers of experts.
         gate: fp32 [T, 1]: its sigmoid is the weight of shared experts; rows may be strided. None if
             that weight is 1.

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 import torch
 
 Scoring = Literal["softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen"]
-"""Functions from scores to weights. The first two apply to all experts, which are ranked by
-probability. With the last two, experts are ranked by score, and the function applies to the
-selected ones."""
+"""Functions from scores to weights. "softmax" and "sigmoid" apply to all experts, which are ranked
+by probability. With the other two, experts are ranked by score, and the function only applies to
+the selected ones."""
 
 
 class ExpertChoice(NamedTuple):

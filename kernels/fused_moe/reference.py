@@ -37,7 +37,7 @@ def fused_moe(
         x: [T, H]: inputs.
         experts: weights of the experts.
         choice: experts of each token, and their weights.
-        biases: biases of both matmuls; None if unused.
+        biases: biases of the experts' projections; None if unused.
         extra: extra terms that are added to the sum.
         activation: activation, gated or not.
         first_expert: expert id of the first of `experts`; selected experts that are not among them

@@ -1,8 +1,9 @@
 """Triton fused mixture of experts: (token, expert) pairs in tiles of one expert each.
 
-There are four launches: the alignment to tiles, both matmuls, and the sum over each token's experts
-and further terms. Biases, weights and the activation are applied in the epilogues of the matmuls.
-FP8 experts with many tokens use FP8 inputs, which a separate launch before each matmul quantizes.
+There are four launches: the alignment to tiles, the two matmuls of an MLP, and the sum over each
+token's experts and further terms. Biases, weights and the activation are applied in the epilogues
+of the matmuls. FP8 experts with many tokens use FP8 inputs, which a separate launch before each
+matmul quantizes.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -135,7 +136,7 @@ def _multiply(
     num_pairs: int,
     pairs_per_row: int,
 ) -> torch.Tensor:
-    """Multiplies row pair // pairs_per_row of `x` by the transposed weight [N, K] of the pair's
+    """Multiplies row `pair // pairs_per_row` of `x` by the transposed weight [N, K] of the pair's
     expert, adds the expert's bias, and multiplies by the pair's factor: [pairs, N]. Applies the
     activation, if there is one: [pairs, N / 2], or [pairs, N] without gates. Rows of other ranks'
     experts are not written."""

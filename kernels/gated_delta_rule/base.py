@@ -23,7 +23,7 @@ class DeltaInputs(NamedTuple):
     decay: torch.Tensor
     """[T, H], or [T, H, K] with a decay per key dimension: logarithms of the decay, at most 0."""
     share: torch.Tensor
-    """[T, H]: step sizes (beta): the fraction of v - S^T k that updates the state."""
+    """[T, H]: step sizes (beta), the fraction of v - S^T k that updates the state."""
 
     def part(self, start: int, end: int) -> DeltaInputs:
         """Inputs of positions [start, end)."""

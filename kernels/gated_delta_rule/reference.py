@@ -196,8 +196,9 @@ def gated_delta_chunks(
 
 
 def _chunk(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advances a row by one chunk. The updates of the state depend on those of earlier positions,
-    so they are computed by solving a triangular system (arXiv 2412.06464, section 3.3)."""
+    """Advances a row by one chunk of up to `PIECE` positions. The updates of the state depend on
+    those of earlier positions, so they are computed by solving a triangular system (arXiv
+    2412.06464, section 3.3)."""
     q, k, v = (x.transpose(0, 1) for x in inputs[:3])  # [H, T, ...]
     share = inputs.share.T.unsqueeze(-1)
     total = inputs.decay.T.cumsum(-1)

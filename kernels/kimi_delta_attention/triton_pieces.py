@@ -28,18 +28,18 @@ _BLOCK: Final = 16
 
 
 class _Faded(NamedTuple):
-    """Inputs of a step's chunks: L2-normalized queries and keys, in the type of x, and decays."""
+    """Inputs of a step's pieces: L2-normalized queries and keys, in the type of x, and decays."""
 
     q: torch.Tensor
     """[T, H, K]: scaled queries."""
     k: torch.Tensor
     """[T, H, K]: keys."""
     fade: torch.Tensor
-    """[T, H, K] fp32: logarithms of the decay since the start of the chunk."""
+    """[T, H, K] fp32: logarithms of the decay since the start of the piece."""
     since: torch.Tensor
-    """[T, H, K]: queries, decayed since the start of the chunk."""
+    """[T, H, K]: queries, decayed since the start of the piece."""
     until: torch.Tensor
-    """[T, H, K]: keys, decayed until the end of the chunk."""
+    """[T, H, K]: keys, decayed until the end of the piece."""
 
 
 class _Solved(NamedTuple):

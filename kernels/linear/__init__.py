@@ -24,7 +24,7 @@ def linear(
     """Multiplies x [T, K] by the transposed weight [N, K], and adds bias [N]: [T, N].
 
     Args:
-        x: [T, K]; or quantized to FP8 as `fp8_inputs` of the weight describes.
+        x: [T, K], or rows quantized to FP8 in the format `weight.fp8_inputs`.
         weight: a packed weight, or a plain tensor, with which results are not batch-invariant.
         bias: [N]; None if unused.
     """

@@ -167,5 +167,5 @@ def _tile_codes(codes: torch.Tensor, code: WeightCode) -> torch.Tensor:
 
 
 def _in_order(values: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy."""
+    """A contiguous copy of `values`."""
     return values.clone(memory_format=torch.contiguous_format)

@@ -76,7 +76,8 @@ class TritonQuantizedWeight(PackedLinear):
         self._batch_invariant = batch_invariant
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Computes all rows in one launch."""
+        """Computes up to 256 rows in one launch. For more, dequantizes the whole weight first,
+        except in batch-invariant mode."""
         from kernels.linear.triton_packed import multiply_packed
 
         return multiply_packed(

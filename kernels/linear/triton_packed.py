@@ -257,7 +257,7 @@ def packed_product(
 
     Args:
         x_row: pointers [BLOCK_M] to the rows' first features, which are adjacent.
-        exists: [BLOCK_M]: whether there is such a row.
+        exists: [BLOCK_M]: whether the row exists.
         depth: number of input features.
         word_ptr: the weight's words; scale_ptr and zero_ptr are its scales and zeros.
         column: [BLOCK_N]: output features.

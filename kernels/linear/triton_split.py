@@ -2,8 +2,8 @@
 
 With one program per tile of output features, there are too few programs to fill a device. So
 several programs compute a tile, each for a share of the input features: they store partial sums,
-and the one that arrives last adds them in order. Equal inputs give bitwise equal results, also in
-CUDA graphs.
+and the one that arrives last adds them in order. Equal inputs give bitwise equal results, including
+in CUDA graphs.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

@@ -209,7 +209,8 @@ def tile_arrays(
 
 
 def host_groups(adapters: npt.NDArray[np.int32]) -> TokenGroups:
-    """The tokens that have an adapter; `adapters` [T] is the slot of each token's, or 0."""
+    """The tokens that have an adapter, grouped by adapter; `adapters` [T] holds the slot of each
+    token's adapter, or 0."""
     order, slots, firsts, counts = _by_adapter(adapters)
     table = np.stack((slots.astype(np.int64), firsts, firsts + counts), axis=1)
     return TokenGroups(torch.from_numpy(order), torch.from_numpy(table))
@@ -220,8 +221,8 @@ def _by_adapter(
 ) -> tuple[
     npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]
 ]:
-    """Indices of the tokens that have an adapter, one adapter after another; slots of the adapters,
-    and the first and the number of the indices of each."""
+    """Indices of the tokens that have an adapter, one adapter after another; for each adapter, its
+    slot, the offset of its first index, and its number of indices."""
     order = np.argsort(adapters, kind="stable")
     order = order[np.searchsorted(adapters[order], 1) :]  # tokens without an adapter come first
     slots, firsts, counts = np.unique(adapters[order], return_index=True, return_counts=True)

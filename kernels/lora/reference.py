@@ -39,7 +39,7 @@ def add_lora_(
 def _add(
     out: torch.Tensor, x: torch.Tensor, weights: LoraWeights, index: int, tokens: torch.Tensor
 ) -> None:
-    """Adds the output of the adapter with that index for `tokens`."""
+    """Adds the output of the adapter at `index` (0-based) to the outputs of `tokens`."""
     a, b = weights.a[index], weights.b[index]
     size = TILE_TOKENS if weights.batch_invariant else len(tokens)
     for rows in tokens.split(size):

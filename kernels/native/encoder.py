@@ -50,7 +50,7 @@ class EncoderTensors:
     positions: torch.Tensor
     """[positions, hidden]: position embeddings."""
     first_position: int
-    """Row of the position embeddings of a text's first token."""
+    """Row of the position embeddings that belongs to a text's first token."""
     types: torch.Tensor
     """[types, hidden]: embeddings of token types."""
     norm: NormTensors
@@ -85,7 +85,7 @@ class NativeEncoder:
 
     Args:
         model: weights, all of which are copied or packed, so they may be dropped afterwards.
-        num_threads: maximum threads of a forward pass, including the caller's.
+        num_threads: maximum number of threads of a forward pass, including the caller's.
         ms_per_thread: estimated milliseconds of work per additional thread of a pass.
 
     Raises:

@@ -112,7 +112,7 @@ class NativeHead:
         )
 
     def close(self) -> None:
-        """Frees the library's part. Safe to call twice."""
+        """Frees the memory that the library holds for the head. Safe to call twice."""
         if self._handle is not None:
             self._model.library.rayfleet_destroy_head(self._handle)
             self._handle = None

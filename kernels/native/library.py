@@ -107,13 +107,13 @@ class HeadWeights(ctypes.Structure):
 
 
 class NormWeight(ctypes.Structure):
-    """Weight and bias of a LayerNorm; mirrors src/encoder.h, as do the following three."""
+    """Weight and bias of a LayerNorm; mirrors src/encoder.h."""
 
     _fields_ = (("weight", _PTR), ("bias", _PTR))
 
 
 class EncoderLayer(ctypes.Structure):
-    """Weights of one encoder layer."""
+    """Weights of one encoder layer; mirrors src/encoder.h."""
 
     _fields_ = (
         *((name, LinearWeight) for name in ("qkv", "output", "up", "down")),
@@ -122,7 +122,7 @@ class EncoderLayer(ctypes.Structure):
 
 
 class EncoderWeights(ctypes.Structure):
-    """Weights and sizes of an encoder."""
+    """Weights and sizes of an encoder; mirrors src/encoder.h."""
 
     _fields_ = (
         *((name, _I64) for name in ("is_bf16", "hidden_size", "intermediate_size", "num_heads")),
@@ -136,7 +136,7 @@ class EncoderWeights(ctypes.Structure):
 
 
 class EncoderStep(ctypes.Structure):
-    """Texts of one step."""
+    """Texts of one step; mirrors src/encoder.h."""
 
     _fields_ = (
         *(("num_texts", _I64), ("rows", _PTR), ("token_pool", _PTR), ("token_stride", _I64)),

@@ -21,7 +21,8 @@ class TokenGroups(NamedTuple):
     tokens: torch.Tensor
     """int64 [n]: indices of the tokens, one adapter after another."""
     table: torch.Tensor
-    """int64 [adapters, 3]: 1-based slot, first of its `tokens`, end."""
+    """int64 [adapters, 3]: the adapter's 1-based slot, and start and end of its tokens in `tokens`.
+    """
 
     def described(self) -> LoraTokens:
         """The groups in the form that the library reads."""

@@ -25,8 +25,8 @@ class PackedTensors:
     """Packed weights and copies of a model, and their addresses.
 
     Args:
-        memory: memory for them, which may be filled with them already; None for memory of this
-            process.
+        memory: memory for the weights and copies, which may be filled with them already; None for
+            memory of this process.
     """
 
     def __init__(self, memory: WeightMemory | None = None) -> None:

@@ -26,7 +26,7 @@ Multiplier = Literal["native", "torch"]
 _INSTRUCTIONS = frozenset(("amx_bf16", "avx512_bf16", "bf16"))
 """Instruction sets with bfloat16 dot products, as named in /proc/cpuinfo: AMX, AVX-512, ARM."""
 _LIMITS_WITHOUT = frozenset(("AVX512_CORE", "AVX512_CORE_VNNI", "AVX2", "AVX2_VNNI", "SSE41"))
-"""Values of `MAX_CPU_ISA` that exclude bfloat16 dot products."""
+"""Values of `MAX_CPU_ISA` and `ONEDNN_MAX_CPU_ISA` that exclude bfloat16 dot products."""
 _SHAPE = (1024, 2048)
 """Shape of the weight, [N, K]: 8 MiB in float32, more than fits in a core's caches."""
 _ROWS = (1, 32)

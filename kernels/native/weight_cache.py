@@ -93,7 +93,7 @@ class MappedMemory(WeightMemory):
 def cached_memory(content: str, num_bytes: int) -> Iterator[WeightMemory]:
     """Context manager that yields the memory of a file with packed weights. If there is no file
     yet, the caller fills the memory in the `with` block; on exit, it becomes a file for other
-    processes. Only one process at a time does so; others wait.
+    processes. Only one process at a time does so; the other ones wait.
 
     If the file cannot be created, for example because the disk is full, logs a warning and uses
     private memory.

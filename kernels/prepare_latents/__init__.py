@@ -32,8 +32,8 @@ def prepare_latents(
 
     Args:
         q: [T, H, P + R], with rotary embedding of the last R dimensions; rows may be strided. The
-            first P are scaled in place. The others are undefined afterwards if `queries` is given;
-            otherwise they are rotated in place.
+            first P dimensions are scaled in place. The last R are undefined afterwards if `queries`
+            is given; otherwise they are rotated in place.
         queries: [T, H, V + R], contiguous; the last R dimensions of each head are written. None
             for attention in expanded form.
         rows: latents and rotary parts of the tokens' keys.

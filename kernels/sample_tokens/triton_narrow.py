@@ -55,7 +55,7 @@ PARAMETERS = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"]
 
 
 class Narrowed(NamedTuple):
-    """Thresholds of rows that keep few tokens, and inputs of the search for the others."""
+    """Thresholds of rows that keep few tokens, and inputs of the search for those of open rows."""
 
     thresholds: torch.Tensor
     """fp32 [R]: thresholds of logits divided by temperature; -inf for rows without filters; the
@@ -77,7 +77,7 @@ class Narrowed(NamedTuple):
 def narrow(
     logits: torch.Tensor, parameters: SamplingParameters, flags: dict[str, bool]
 ) -> Narrowed:
-    """Launches both kernels for fp32 logits [R, V].
+    """Launches the kernels that find maxima of segments and thresholds of rows.
 
     Args:
         logits: fp32 [R, V].

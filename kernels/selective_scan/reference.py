@@ -124,8 +124,8 @@ def scan_chunks(
 
 
 def _chunk(inputs: ScanInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advances one row by matmuls. A position's output is the state's contribution, plus the sum
-    over positions up to its own of the decayed (C B^T) times their inputs."""
+    """Advances one row by matmuls. A position's output is the state's contribution, plus the sum of
+    the inputs of all positions up to its own, each multiplied by its decayed C B^T."""
     x, b, c = (part.transpose(0, 1) for part in inputs[:3])
     faded = inputs.decay.T.cumsum(1)
     between = (faded.unsqueeze(2) - faded.unsqueeze(1)).tril()

@@ -57,7 +57,8 @@ def launch_short_convolution(
 _ROW_ARRAYS = [
     *("slot_ptr", "start_ptr", "piece_ptr", "piece_row_ptr", "target_ptr", "row_piece_ptr")
 ]
-"""Views of the step's staged inputs: one binary serves all alignments."""
+"""Pointers into the step's staged inputs. Their alignment varies; kernels are not specialized on
+it, so that one binary serves all."""
 
 
 @dependent_kernel(

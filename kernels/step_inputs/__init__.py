@@ -1,7 +1,7 @@
 """Step inputs: ops that write to the tables on the device, and that gather a step's tokens and
 pages.
 
-The references wait for the device, so they are only used to test kernels on CUDA.
+The references wait for the device, so on CUDA they are only used to test the kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Token bitmask: sets logits of tokens that a grammar or request forbids to -inf."""
+"""Token bitmask: sets logits to -inf for tokens that a grammar or a request forbids."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _WEIGHT_SCALE = tl.constexpr(2.0**thresholds.WEIGHT_BITS)
 
 @implements(token_scores, "triton")
 def launch_token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
-    """Launches both passes with a grid of (rows, chunks of the vocabulary)."""
+    """Launches the two passes, each with a grid of (rows, chunks of the vocabulary)."""
     assert logits.dtype == torch.float32, f"scores take fp32 logits, got {logits.dtype}"
     assert logits.stride(1) == 1, "a row's logits must lie side by side"
     rows, vocab_size = logits.shape

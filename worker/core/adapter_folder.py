@@ -15,6 +15,8 @@ def check_adapter(folder: str, max_rank: int) -> AdapterCheck:
     """Checks an adapter's configuration and the header of its weights, and computes its version,
     which takes about a second per GB of weights the first time.
 
+    Errors are not raised but returned as `AdapterCheck.problem`.
+
     Args:
         folder: the adapter's folder on this node.
         max_rank: maximum rank (`--max-lora-rank`).

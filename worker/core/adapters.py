@@ -41,7 +41,8 @@ class Adapter:
         self.num_waiting = 0
         """Number of requests waiting for a slot."""
         self.fence = 0
-        """Last step with a row that uses the slot."""
+        """Last Plan that loads the adapter into the slot, or that has a row of a request that has
+        released it."""
         self.used = 0
         """Sequence number of the adapter's last use, which orders adapters for eviction."""
 

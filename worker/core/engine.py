@@ -99,8 +99,8 @@ class EngineCore:
     def add(self, submit: Submit) -> None:
         """Queues a request that the frontend has validated.
 
-        A request with a grammar or a thinking budget is held until its matcher is ready; others are
-        not delayed. A repeated submit is ignored.
+        A request with a grammar or a thinking budget is held until its matcher is ready; other
+        requests are not delayed. A repeated submit is ignored.
         """
         if self.scheduler.add(submit) and submit.is_guided:
             self.grammars.request(submit)

@@ -86,7 +86,7 @@ class LocalExecutor(Executor):
 
     @property
     def death_fds(self) -> list[int]:
-        """File descriptors that become readable when a child process exits."""
+        """File descriptors that become readable when another rank exits."""
         return self._others.death_fds
 
     def raise_on_death(self) -> None:

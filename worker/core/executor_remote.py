@@ -69,7 +69,7 @@ class ProcessExecutor(Executor):
 
     @property
     def death_fds(self) -> list[int]:
-        """File descriptors that become readable when a child process exits."""
+        """File descriptors that become readable when a rank exits."""
         return self._group.death_fds
 
     def raise_on_death(self) -> None:

@@ -55,7 +55,7 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
 
 def _fingerprint(model: str, info: EngineInfo) -> TokenizerFingerprint | None:
     """Fingerprint of this worker's tokenizer, which may be large and is therefore not kept in
-    memory."""
+    memory; None if the tokenizer cannot be loaded."""
     try:
         tokenizer = load_tokenizer(model)
     except ValueError:  # no fingerprint; gateways could not serve the model either

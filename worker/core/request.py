@@ -75,7 +75,7 @@ class IllegalMove(RuntimeError):
 class Request:
     """A submitted request: parameters, tokens, and progress.
 
-    Records that only one part of the scheduler uses are in `worker.core.request_records`.
+    Records of the scheduler's parts are in `worker.core.request_records`.
 
     Positions of its token row while steps are in flight:
 

@@ -1,4 +1,4 @@
-"""Per-request records of the scheduler's parts; each record is written by a single part."""
+"""Per-request records of the scheduler's parts, grouped by the part that mainly uses them."""
 
 from __future__ import annotations
 

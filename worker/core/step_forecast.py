@@ -48,7 +48,7 @@ class StepForecast:
         step with drafts."""
         self._last = StepShape()
         self._num_sampled = 0
-        """Number of observed steps: all steps with prefill and a sample of the others (see
+        """Number of observed steps: all steps with prefill and a sample of all other steps (see
         `observe`)."""
         self._num_drafting = 0
         """Number of steps with drafts. The first few are all observed, and the coefficients are

@@ -65,8 +65,8 @@ class CoordinatorChannel:
             self._sent.append(payload)
 
     def wait(self, others: Collection[int] = (), timeout_ms: int | None = None) -> None:
-        """Waits until something has been read or sent, a rank has exited, or one of `others` is
-        readable.
+        """Waits until something has been read or sent, a rank has exited, one of `others` is
+        readable, or `timeout_ms` milliseconds have passed (None: no limit).
 
         A rank's exit is detected as the end of its stream, so `others` need not report it.
         """

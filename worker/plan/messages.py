@@ -43,7 +43,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
-    """Requests that a rank allocate its KV cache; sent after every rank's `Hello`."""
+    """Request that a rank allocate its KV cache; sent after every rank's `Hello`."""
 
     num_pages: int
     """Number of pages to allocate on the device, including the dummy page."""

@@ -1,7 +1,8 @@
 """Plan of one step, sent by the coordinator to every rank, and the result of the step.
 
 A Plan is a diff against tables on the device (token pool, page table, one stable row per request
-slot); it never contains tokens sampled by the device itself.
+slot). The device writes the tokens that it samples to the token pool itself, so Plans only repeat
+them when a request is readmitted.
 """
 
 from __future__ import annotations
@@ -231,7 +232,7 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Updates of page tables, applied before the rows are computed."""
     rows: list[Row]
     digest_seq: int = 0
-    """Last step whose sampled tokens `digest` covers. Set in every 64th Plan; 0 in the others."""
+    """Last step whose sampled tokens `digest` covers. Set in every 64th Plan; otherwise 0."""
     digest: int = 0
     """Value of the coordinator's SampleDigest, which ranks compare with theirs."""
     masked: list[int] = []

@@ -20,8 +20,8 @@ class BlockPool:
                       └───────────── use ──────────────────┼──────────────┤
                                                            └─ else ──> window pages are free
 
-    The window pages of a block can thus be freed while its other pages stay cached. A lookup whose
-    prefix ends less than a window after such a block is a cache miss.
+    The window pages of a block can thus be freed while its other pages stay cached. A request
+    cannot continue a cached prefix that ends less than a window after such a block.
 
     Args:
         pages: pool of all device pages.
@@ -187,7 +187,7 @@ class BlockPool:
 
     def reclaim(self, count: int, *, ends: bool) -> None:
         """Frees idle window pages until `count` pages are free or no idle ones are left. Frees
-        pages behind a window or, with `ends`, those at the end of a lease."""
+        pages behind a window or, with `ends`, those within a window of a lease's end."""
         idle = self._ends if ends else self._behind
         while idle and self._pages.num_free < count:
             self._free_window(next(iter(idle)))

@@ -159,8 +159,9 @@ class HostPool:
         self._release(slots)
 
     def note_resumed(self, num_tokens: int, num_cached: int, num_loaded: int) -> None:
-        """Adds the tokens of a readmitted request to the totals: those computed before its
-        preemption, those of them cached on the device, and those loaded from the host."""
+        """Adds the tokens of a readmitted request to the totals: `num_tokens` were computed before
+        its preemption; `num_cached` are cached on the device, `num_loaded` are loaded from the
+        host."""
         self._totals.num_resumed_tokens += num_tokens
         self._totals.num_resumed_cached_tokens += min(num_cached, num_tokens)
         self._totals.num_resumed_loaded_tokens += num_loaded

@@ -64,8 +64,8 @@ class HostSnapshots:
 
     def store(self, snapshot: int, place: Place) -> None:
         """Schedules a copy of a device snapshot to host memory with the next Plan, for the page at
-        `place`. Does nothing if that page already has one, or if all snapshots in host memory are
-        in use."""
+        `place`. Does nothing if that page already has a snapshot in host memory, or if no host
+        snapshot can be reused yet."""
         if place in self._at:
             return
         host_snapshot = self._take()

@@ -28,9 +28,9 @@ class Match(NamedTuple):
     `pages` if the window pages or the state at their end are missing. Only set if `num_host` is not
     0."""
     borders: tuple[int, ...] = ()
-    """Positions at which a request that continues here should snapshot its state, if any layer has
-    one: the end of the cached pages (the match ends at the last snapshot before it), and the end of
-    the full pages of the tokens that were looked up."""
+    """Positions at which a request that continues here should snapshot its state, for models with
+    states: the end of the cached pages (the match ends at the last snapshot before it), and the end
+    of the full pages of the tokens that were looked up."""
     loading: int = 0
     """Last Plan that loads any of `pages` from host memory for another request; 0 if there is
     none."""

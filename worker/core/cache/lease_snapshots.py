@@ -78,8 +78,8 @@ class LeaseSnapshots:
         Args:
             lease: the lease of a row of the step.
             seq: number of the step.
-            stored_to: minimum position up to which the step has stored snapshots.
-            state_end: maximum position of the state after the step.
+            stored_to: lower bound of the position up to which the step has stored snapshots.
+            state_end: upper bound of the state's position after the step.
         """
         first, lease.state_end = lease.state_end, max(state_end, lease.state_end)
         if not lease.snapshots:

@@ -79,7 +79,7 @@ class CacheManager:
         self._loading: deque[int] = deque()
         """Plans whose loads have not completed, oldest first."""
         self._loads_now = 0
-        """Last Plan whose rows wait for the loads of that Plan; 0 if there was none."""
+        """Last Plan whose rows wait for the Plan's own loads; 0 if there was none."""
         self._pages = FencedPool(1, num_pages - 1, steps)
         self._slots = FencedPool(0, num_slots, steps)
         self._blocks: BlockPool | None = None
@@ -329,8 +329,8 @@ class CacheManager:
         return self._blocks.rows(lease.pages, start, lease.first_seen)
 
     def advance(self, lease: Lease, position: int) -> None:
-        """Releases the pages of window groups to which no query attends any more, neither in the
-        last full page before `position` nor after it.
+        """Releases the window-group pages that are not needed by queries at or after the last page
+        boundary up to `position`.
 
         All steps that compute earlier positions must have completed, and their pages must have been
         committed.
@@ -544,7 +544,7 @@ class CacheManager:
 
     def _first_seen_from(self, position: int, lease: Lease) -> int:
         """Index of the first block whose window pages a lease at `position` keeps: those that it
-        reads, and those that a request continuing at its last full page would read."""
+        reads, and those that a request continuing after its last full page would read."""
         border = position - position % self._page_size
         return min(self._groups.first_block(border, self._page_size), len(lease.pages))
 

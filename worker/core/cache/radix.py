@@ -204,8 +204,8 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def check_invariants(self, holders: list[Node]) -> None:
-        """Asserts that the tree is well-formed, and that exactly `holders` have locks (unless
-        fenced)."""
+        """Asserts that the tree is well-formed, and that its locks are exactly those on the nodes
+        `holders` and those waiting for a step in flight."""
         nodes = list(self.nodes())
         check_locks(nodes, [*holders, *self._fence])
         on_device, on_host = set(self._leaves.serials()), set(self._host_leaves.serials())

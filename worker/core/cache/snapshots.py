@@ -37,8 +37,8 @@ class _Load(NamedTuple):
 class SnapshotPool:
     """Pool of snapshots, each attached to a cached page: the state at the end of the page.
 
-        free ──take──> pending ──attach──> of a page ──┬─ least recently used: taken again
-                          └── its lease ends: free     └─ its page is evicted: free
+        free ──take──> pending ──attach──> attached ──┬─ least recently used: taken again
+                          └── its lease ends: free    └─ its page is evicted: free
 
     The state of each running request is in its slot and not managed here. Snapshots are kept while
     there is room; a prefix without one is recomputed. With a host-memory tier, snapshots are copied

@@ -1,6 +1,6 @@
 """Structural tags as llguidance's Lark grammars, for schemas that xgrammar does not enforce.
 
-Supports the formats of forced and strict tool calls, and the legacy form of structural tags:
+Supports the formats used by forced and strict tool calls and by the legacy form of structural tags:
 const_string, json_schema, sequence, tag, tags_with_separator and triggered_tags.
 """
 
@@ -133,7 +133,7 @@ def json_options(max_whitespace: int | None) -> dict[str, object]:
     """llguidance options for JSON.
 
     Args:
-        max_whitespace: maximum consecutive whitespace; None for compact JSON.
+        max_whitespace: maximum number of consecutive white-space characters; None for compact JSON.
     """
     options: dict[str, object] = {"json_allowed_escapes": _ESCAPES}
     if max_whitespace is None:

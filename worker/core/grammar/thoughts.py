@@ -72,8 +72,8 @@ class ThoughtMatcher:
             self._is_open = self._thought.is_open or bool(self._thought_ids)
 
     def may_end(self) -> bool:
-        """Whether the text may end: after a complete text of the grammar, or anywhere in free text
-        unless the end of reasoning is enforced."""
+        """Whether the text may end. With a grammar: after a complete text of the grammar. With free
+        text: anywhere, unless reasoning has reached its maximum and has not been closed yet."""
         if self._matcher is None:
             return not self._is_open or self._forced() is None
         return not self._is_open and self._matcher.may_end()

@@ -15,7 +15,7 @@ run longer than this, so it adds little to the time until a slot is free."""
 
 
 class AdapterGate:
-    """Holds requests back until their adapter has a slot, so that they do not delay others.
+    """Holds requests back until their adapter has a slot, so that they do not delay other requests.
 
     A request locks the slot from the time it enters the queue until it ends. All waiting adapters
     are read into host memory in the order of their first requests, while there is room. Slots go

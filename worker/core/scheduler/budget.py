@@ -22,7 +22,8 @@ class StepBudget:
         max_tokens: token budget of the step.
         num_decodes: number of running requests with exactly one token to compute.
         max_prefill_tokens: maximum number of tokens for prefill; 0 for all tokens left by decodes.
-        share: fraction of the prompt tokens that one request may take while others need some.
+        share: maximum fraction of the prompt tokens that one prompt, or all running prefills
+            together, may take while other prompts need some.
         chunked: whether chunked prefill is enabled.
     """
 

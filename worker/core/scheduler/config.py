@@ -34,7 +34,8 @@ class SchedulerConfig(SchedulingConfig):
     host_cache_policy: HostCachePolicy = "auto"
     """Policy that decides when evicted pages are copied back from host memory."""
     block_hash_salt: str = ""
-    """Salt of block hashes: identifies the checkpoint and its data type."""
+    """Salt of block hashes: identifies the checkpoint and all options that affect keys and values.
+    """
     num_host_pages: int = 0
     """Number of slots in host memory for evicted pages; 0 disables the tier."""
     page_groups: PageGroups = ONE_GROUP

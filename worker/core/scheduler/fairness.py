@@ -19,7 +19,7 @@ dropped."""
 class TenantService:
     """Virtual token counter per tenant. Among waiting tenants, the least served goes first.
 
-    While two tenants both wait, their counters differ by at most the amount that one of them can
+    While two tenants wait, their counters differ by at most the amount that one of them can
     still be charged for its running requests. Tenants that always wait thus get equal service,
     regardless of their requests. A tenant cannot save up service while it has no waiting requests:
     when it next has one, its counter is raised to the minimum over the waiting tenants. (Sheng et
@@ -38,7 +38,7 @@ class TenantService:
 
     @property
     def is_shared(self) -> bool:
-        """Whether more than one tenant has been served."""
+        """Whether there are counters of more than one tenant."""
         return len(self._served) > 1
 
     def served(self, tenant: str) -> float:

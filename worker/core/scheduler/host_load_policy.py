@@ -30,7 +30,7 @@ class HostLoadPolicy:
     Until both times are known, pages are always copied, so that copies can be measured.
 
     Args:
-        policy: "always" copies unconditionally.
+        policy: "always" copies unconditionally; "auto" copies only if it is at least as fast.
         page_size: tokens per page.
         host: the host-memory tier.
         forecast: predicts the time to compute tokens.

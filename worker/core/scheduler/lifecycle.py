@@ -13,7 +13,8 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Moves requests between sets; no other class does.
+    """Moves requests between sets. Only the Scheduler also does so, to queue or hold requests that
+    arrive, and to queue held ones.
 
         queue ──start──> running ──finish──> ended
           ^ ^              │  │

@@ -1,4 +1,5 @@
-"""Page claims: allocates pages for rows of running requests, preempting others if necessary."""
+"""Page claims: allocates pages for rows of running requests, preempting other requests if none is
+free."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ class PageClaims:
 
     Pages are taken in this order: free ones, evictable ones, those that a step in flight is about
     to free (by waiting for it), and those of requests after the claimant in the running set. The
-    last request of the set never takes pages from others: it waits and keeps its own until an
-    earlier one ends or preempts it. If the only running request has duplicates of cached pages, it
-    is preempted and readmitted with the cached pages.
+    last request of the set never takes pages from other requests: it waits and keeps its own until
+    an earlier one ends or preempts it. If the only running request finds no page, it has duplicates
+    of cached pages, and is preempted and readmitted with the cached pages.
     """
 
     def __init__(self, state: SchedulerState, lifecycle: Lifecycle) -> None:

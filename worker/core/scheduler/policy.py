@@ -112,7 +112,8 @@ class Outcome(Enum):
     NO_CAPACITY = auto()
     """There are too few free slots or pages."""
     WAITS = auto()
-    """The request waits for a prefix that another request is computing; others may be tried."""
+    """The request waits for a prefix that another request is computing; other requests may be
+    tried."""
     PREEMPTING = auto()
     """A slot and pages will be free in the next step, since running requests are about to be
     preempted."""
@@ -177,8 +178,8 @@ class AdmissionRound:
         policy: order in which requests are tried.
         items: requests in queue order.
         headroom: numbers of tokens and requests for which the step has room.
-        max_drop: number of levels below an admitted request at which no other request is admitted,
-            since it would make the step longer for the urgent one; 0 for no limit.
+        max_drop: requests this many levels or more below an admitted one are not admitted, since
+            they would make the step longer for the urgent one; 0 for no limit.
         floor: minimum level that is admitted.
     """
 
@@ -192,15 +193,16 @@ class AdmissionRound:
     ) -> None:
         self.is_preempting = False
         """Whether running requests are about to be preempted for a request that was tried. From
-        then on, a request is only admitted if it preempts others itself, and less urgent ones are
-        not admitted."""
+        then on, a request is only admitted if it preempts running ones itself, and less urgent ones
+        are not admitted."""
         self._stops = policy.stops
         self._items = items
         self._headroom = headroom
         self._max_drop = max_drop
         self._floor = floor
-        """Minimum level that is admitted. It rises when there are too few pages for a request,
-        since less urgent requests must not take those that are left."""
+        """Minimum level that is admitted. It rises with the level of admitted requests
+        (`max_drop`), and when there are too few pages for a request, since less urgent requests
+        must not take the remaining ones."""
         self._left = iter(policy.order(items))
         self._tried = -1
         self._has_top_misfit = self._is_over = False

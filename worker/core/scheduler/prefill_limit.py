@@ -25,9 +25,9 @@ def prefill_limit_s(decodes: Sequence[Request], costs: StepCosts, default_s: flo
         └──────── smallest target per token of the decodes ──────┘
 
     The target limits each gap between tokens, not only their mean. Longer steps while decodes are
-    ahead of their deadlines (FairBatching, arXiv 2510.14392) would also meet the mean. In chat
-    simulations with steps of at most 2.5 targets, they lowered TTFT by 5 to 8 %, but increased the
-    99th percentile of the gaps by a factor of 2.5.
+    ahead of their deadlines (FairBatching, arXiv 2510.14392) would still keep the mean within the
+    target. In chat simulations, allowing steps of up to 2.5 targets lowered TTFT by 5 to 8 %, but
+    increased the 99th percentile of the gaps by a factor of 2.5.
 
     If decodes alone take as long as the target, limiting prefill to meet it would not help them and
     would delay prompts.

@@ -14,8 +14,8 @@ class PrefixDeduplication:
     """Finds waiting requests that would compute the same tokens as a running prefill.
 
     Such a request waits until the shared part has been computed, which it would have to compute
-    first anyway. It loses little, and all others gain. It does not wait for a prompt of lower
-    priority, since that may be skipped in favor of more urgent ones. Priorities are compared
+    first anyway. It loses little, and all other requests gain. It does not wait for a prompt of
+    lower priority, since that may be skipped in favor of more urgent ones. Priorities are compared
     without deadline boosts, which equal requests get at different times.
 
     Args:
@@ -46,8 +46,8 @@ class PrefixDeduplication:
             self._under_way[request.arrival] = request
 
     def still_waits(self, request: Request) -> bool:
-        """Whether the prefill that `request` waits for is still computing the tokens that both
-        share.
+        """Whether the prefill that `request` waits for is still computing the tokens that the
+        two requests share.
 
         Takes constant time, so that thousands of requests may wait for one long prompt.
         """

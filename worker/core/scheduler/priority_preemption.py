@@ -50,7 +50,7 @@ class PriorityPreemption:
         Args:
             request: a waiting request.
             num_missing: number of pages that the request needs, in addition to a slot.
-            spared: ids of running requests that are being preempted for others.
+            spared: ids of running requests that are already being preempted for other requests.
         """
         if not self.is_possible(request.level):
             return []

@@ -31,7 +31,7 @@ from worker.protocol.queue_limits import QueueLimits
 logger = logging.getLogger(__name__)
 
 DIGEST_INTERVAL = 64
-"""Interval, in Plans, at which a Plan carries a digest of the sampled tokens."""
+"""Number of Plans per digest of the sampled tokens."""
 
 
 class Scheduler:
@@ -103,7 +103,8 @@ class Scheduler:
         the older attempt; the same or a lower attempt is ignored.
 
         Returns:
-            Whether the submit was accepted; False if it is ignored.
+            False if the submit is ignored; otherwise True, even if the request is rejected because
+            the queue is full.
         """
         self.state.stats.load.num_submits_seen += 1
         present = self.state.requests.get(submit.request_id)
@@ -156,7 +157,8 @@ class Scheduler:
     def provide(
         self, request_id: str, attempt: int, grammar: GrammarStatus | GrammarProblem
     ) -> bool:
-        """Queues a request that was held for its grammar, or fails it if there is a problem.
+        """Queues a request that was held for its grammar; ends the request if the grammar is
+        complete or has a problem.
 
         Returns:
             Whether the request was held; False if it has ended or already has its grammar.

@@ -47,12 +47,13 @@ class SpeculationGate:
     New requests are expected to gain as much as the average row, over all requests, in steps of
     this size. A request with a negative gain gets no drafts, except for occasional probes.
 
-    The number of a request's drafts depends on the cost of one more draft, which is much smaller. A
-    draft is worthwhile if its acceptance probability exceeds a threshold: the number of tokens that
-    could be generated in the time that the draft takes, at the current throughput, including
-    drafts. Proposers that know a probability for each draft receive the threshold with the Plan and
-    stop drafting when it is reached. For other proposers, the acceptance rate p of the request
-    limits the number: the j-th draft is accepted with probability p^j.
+    The number of a request's drafts depends on the cost of one more draft, which is much smaller
+    than the fixed part. A draft is worthwhile if its acceptance probability exceeds a threshold:
+    the number of tokens that could be generated in the time that the draft takes, at the current
+    throughput, including drafts. Proposers that know a probability for each draft receive the
+    threshold with the Plan and stop drafting when it is reached. For other proposers, the
+    acceptance rate p of the request limits the number: the j-th draft is accepted with probability
+    p^j.
 
     The more compute-bound a batch is, the closer the threshold is to one, and the fewer drafts
     there are. Decisions depend only on the calls, not on clocks or random numbers.

@@ -11,15 +11,15 @@ MAX_PASSES = 64
 
 
 class StarvationGuard:
-    """Counts how often the oldest request is passed over: the one that has been in the highest
-    level for the longest time.
+    """Counts how often the oldest request, the one that has been in the highest level for the
+    longest time, is passed over.
 
-    A round passes over the oldest request if it admits others of its level or below instead. After
-    MAX_PASSES such rounds, every round is fifo with the oldest request at the head, and no other
-    request is admitted before it. Since running requests end, there will be room for it. The next
-    request then becomes the oldest. A request that entered its level after k others is thus passed
-    over in at most (k + 1) · MAX_PASSES rounds if there are no more urgent ones, with any
-    combination of pack, lpm, deadlines and fair sharing.
+    A round passes over the oldest request if it admits other requests of its level or below
+    instead. After MAX_PASSES such rounds, every round is fifo with the oldest request at the head,
+    and no other request is admitted before it. Since running requests end, there will be room for
+    it. The next request then becomes the oldest. A request that entered its level after k others is
+    thus passed over in at most (k + 1) · MAX_PASSES rounds if there are no more urgent ones, with
+    any combination of pack, lpm, deadlines and fair sharing.
     """
 
     def __init__(self) -> None:

@@ -40,8 +40,7 @@ class SchedulerStats:
 class SchedulerState:
     """Requests of a worker group, the sets that they are in, and their resources.
 
-    Only `Lifecycle` moves requests; all other parts only write the fields named in their
-    docstrings.
+    Only `Lifecycle` and `Scheduler` move requests between the sets.
     """
 
     config: SchedulerConfig

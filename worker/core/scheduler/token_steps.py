@@ -162,8 +162,8 @@ class TokenSteps:
     def _launch_loading(
         self, loading: Sequence[Admitted], budget: StepBudget, builder: StepBuilder
     ) -> None:
-        """Launches admitted requests whose pages are being loaded. They get no rows unless the step
-        has no others."""
+        """Launches admitted requests whose pages are being loaded. They only get rows if the step
+        has no other rows; the step then waits for the loads."""
         lengths = [0] * len(loading)
         if not builder.num_tokens:
             self._state.cache.load_now(builder.seq)

@@ -19,7 +19,7 @@ _MAX_DEPTH = 6
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Known constraints of one alternative of a schema; it may have others."""
+    """Known constraints of one alternative of a schema; the alternative may have further ones."""
 
     types: frozenset[str] = frozenset(TYPES)
     values: tuple[Json, ...] | None = None

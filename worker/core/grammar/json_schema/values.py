@@ -69,7 +69,8 @@ def checked_value(value: Json, keyword: str) -> Json:
     """Value of `const` or `enum` in a form that grammars can generate: 1.0 becomes 1.
 
     Raises:
-        GrammarError: a number is too large, or a text is not valid Unicode.
+        GrammarError: a number is too large or too small, or a text has an unpaired surrogate or a
+            control character that JSON can only represent as a code point escape.
     """
     if isinstance(value, list):
         return [checked_value(item, keyword) for item in value]
