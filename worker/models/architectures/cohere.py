@@ -1,5 +1,4 @@
-"""Command R, R7B and A, and Aya (huggingface.co/CohereForAI): attention and MLP are parallel
-blocks.
+"""Command R, R7B and A, and Aya (huggingface.co/CohereLabs): attention and MLP are parallel blocks.
 
 Schema: `config/vendors/cohere.py`.
 """

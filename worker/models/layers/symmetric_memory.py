@@ -164,7 +164,7 @@ def create_symmetric_memory(
 
 
 def _allocate(device: torch.device, world_size: int) -> torch.Tensor:
-    """This rank's part of the buffer."""
+    """Allocates this rank's buffer."""
     import torch.distributed._symmetric_memory as symm_mem
 
     capability, _ = torch.cuda.get_device_capability(device)
