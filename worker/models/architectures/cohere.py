@@ -82,7 +82,7 @@ class Cohere2ForCausalLM(CohereForCausalLM):
 
 
 class AveragingMoeMLP(MoeMLP):
-    """Experts whose output is averaged with that of the shared expert."""
+    """Averages the outputs of the routed experts and of the shared expert."""
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
         """Maps inputs [T, hidden] to outputs [T, hidden]."""

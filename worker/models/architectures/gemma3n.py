@@ -29,7 +29,7 @@ _LEAST_SQUARE = 1e-5
 
 class AltUp:
     """Alternating updates (arXiv 2301.13310): predicts all streams before a layer, and corrects
-    them by the layer's change to the active one.
+    them by the layer's change to the active stream.
 
     Args:
         model: the model that the layer belongs to.

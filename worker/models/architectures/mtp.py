@@ -58,7 +58,7 @@ class MtpHead:
     Args:
         mtp: names and properties of the head.
         layer: the head's decoder layer.
-        layer_index: index of that layer, which follows those of the model's layers.
+        layer_index: index of `layer`; the indices of heads' layers follow those of the model's.
         build_norm: the model's `build_norm`.
         config: the model's configuration.
         options: options of the model's layers.
@@ -77,8 +77,7 @@ class MtpHead:
         self.layer_index = layer_index
         """Index of the head's layer among the model's."""
         self.further: tuple[MtpHead, ...] = ()
-        """Further heads (`MtpConfig.further`), each of which predicts the token after that of the
-        head before it."""
+        """Further heads, in order; each predicts one more token (`MtpConfig.further`)."""
         self.layer = layer
         """The head's decoder layer."""
         self.hidden_size = config.hidden_size

@@ -260,7 +260,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
     def next_layers(self) -> int:
-        """Number of multi-token prediction layers that a checkpoint may have after the others."""
+        """Number of multi-token prediction layers that a checkpoint may have after the model's
+        layers."""
         return int(self.skips_next_layers)
 
     def mtp(self) -> MtpConfig | None:

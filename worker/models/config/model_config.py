@@ -383,8 +383,8 @@ def _read_family(
 
 
 def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
-    """The rotary embedding of the model, and the one of sliding-window layers; None for the latter
-    if it is the same."""
+    """Rotary embeddings of the model and of its sliding-window layers; the second is None if all
+    layers have the same."""
     raw, length = _keys(family), family.max_position_embeddings
     by_layer = bool(family.window_theta)
     if family.has_layer_shares and family.rope_parameters:

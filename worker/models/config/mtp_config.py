@@ -42,8 +42,8 @@ class MtpConfig:
     """Whether the next prediction starts from the output of the final norm, rather than from its
     input."""
     further: tuple[MtpConfig, ...] = ()
-    """Further heads, in order: each reads the outputs of the head before it and predicts the token
-    after the one which that head predicts."""
+    """Further heads, in order: each reads the outputs of the head before it and predicts one more
+    token."""
     skipped: tuple[str, ...] = ()
     """Name prefixes of tensors of the head that are not loaded: copies of the model's embedding and
     LM head."""
@@ -61,8 +61,8 @@ class MtpConfig:
 
         Args:
             index: number of the model's layers.
-            final_norm: name of the norm before the LM head, within that layer.
-            recycles_normed: as in the field of this name.
+            final_norm: name of the norm before the LM head, within the additional layer.
+            recycles_normed: see the field `recycles_normed`.
         """
         layer = f"model.layers.{index}."
         return cls(

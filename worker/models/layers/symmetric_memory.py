@@ -8,8 +8,8 @@ sums the inputs:
     two-shot    each rank sums a part and reads the other parts: for two ranks
     multimem    each rank has the NVLink switch sum a part and store it on all ranks
 
-All end with a barrier, so that the next all-reduce may reuse the buffer. Every element is summed in
-the order of ranks, or once for all ranks, so results are bitwise equal on all ranks.
+All kernels end with a barrier, so that the next all-reduce may reuse the buffer. Every element is
+summed in the order of ranks, or once for all ranks, so results are bitwise equal on all ranks.
 """
 
 from __future__ import annotations
