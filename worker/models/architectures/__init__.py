@@ -1,1 +1,1 @@
-"""Model classes, one file per vendor."""
+"""Model classes, one file per family or group of similar families."""

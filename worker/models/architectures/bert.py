@@ -83,7 +83,8 @@ class BertLayer:
 
 
 class BertModel(DecoderModel):
-    """BERT, RoBERTa and XLM-RoBERTa, which differ in position embeddings and heads."""
+    """BERT, RoBERTa and XLM-RoBERTa, which differ in position embeddings and in their heads for
+    classification."""
 
     embedding_name: ClassVar[str] = "embeddings.word_embeddings"
     layers_name: ClassVar[str] = "encoder.layer"
@@ -92,7 +93,7 @@ class BertModel(DecoderModel):
     def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
         super().__init__(config, options, max_model_len)
         self.first_position = int(self.extra("first_position"))
-        """Row of the position embeddings of a prompt's first token."""
+        """Row of the position embeddings for a prompt's first token."""
         counts = {
             "position_embeddings": int(self.extra("num_positions")),
             "token_type_embeddings": int(self.extra("type_vocab_size")),
@@ -114,7 +115,8 @@ class BertModel(DecoderModel):
         return LayerNorm(config.hidden_size, config.rms_norm_eps, self.options, has_bias=True)
 
     def build_pooling_head(self) -> DenseHead:
-        """The classification head: a dense layer, which BERT calls `pooler`, and a linear one."""
+        """The classification head: a linear layer with tanh, which BERT calls `pooler`, and a
+        linear output layer."""
         if self.extra("has_pair_types"):
             return DenseHead(self.config, self.options, "pooler.dense", "classifier")
         return DenseHead(self.config, self.options, "classifier.dense", "classifier.out_proj")

@@ -1,5 +1,4 @@
-"""Command R, R7B and A, and Aya (huggingface.co/CohereForAI): attention and MLP are parallel
-blocks.
+"""Command R, R7B and A, and Aya (huggingface.co/CohereLabs): attention and MLP are parallel blocks.
 
 Schema: `config/vendors/cohere.py`.
 """
@@ -83,7 +82,7 @@ class Cohere2ForCausalLM(CohereForCausalLM):
 
 
 class AveragingMoeMLP(MoeMLP):
-    """Experts whose output is averaged with that of the shared expert."""
+    """Averages the outputs of the routed experts and of the shared expert."""
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
         """Maps inputs [T, hidden] to outputs [T, hidden]."""

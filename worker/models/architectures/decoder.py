@@ -80,8 +80,8 @@ class DecoderLayer(Module, Protocol):
 
         Args:
             hidden: output of the previous layer.
-            residual: [T, hidden]: sum to which `hidden` has yet to be added; None (before the first
-                layer) if it is zero.
+            residual: [T, hidden]: sum to which `hidden` has yet to be added; None if it is zero, as
+                before the first layer.
             positions: [T] int64.
             ctx: caches and planned attention of the step.
             logits_indices: in the last layer, the tokens [S] whose output is needed; None for all.
@@ -126,7 +126,7 @@ class DecoderModel(ABC):
     norm_name: ClassVar[str] = "model.norm"
     """Name of the final norm in a checkpoint."""
     head_name: ClassVar[str] = "lm_head"
-    """Name of the LM head's weight in a checkpoint."""
+    """Name of the LM head in a checkpoint."""
     head_has_bias: ClassVar[bool] = False
     """Whether the LM head has a bias."""
     norm_offset: ClassVar[float] = 0.0
@@ -142,10 +142,11 @@ class DecoderModel(ABC):
         self.config = config
         self.options = options
         self.native: NativeDecoder | None = None
-        """Compiled decoder that runs the whole forward pass in place of `forward`; None if it is
-        not used."""
+        """Compiled decoder that runs the whole forward pass in place of `forward`; None if torch
+        runs it."""
         self.encoder: NativeEncoder | None = None
-        """The same for an encoder."""
+        """Compiled encoder that runs the whole forward pass in place of `forward`; None if torch
+        runs it."""
         rotary_dim = config.for_full_layers().rotary_dim
         # For a million positions, a table takes hundreds of MB.
         length = max_model_len if any(map(self.rotates, range(config.num_layers))) else 1
@@ -174,7 +175,8 @@ class DecoderModel(ABC):
             if config.pooling.token_ids:
                 self._check_head()
         self.mtp: MtpHead | None = None
-        """Head for multi-token prediction, with the further ones; None if it is not loaded."""
+        """First head for multi-token prediction (MTP), which holds the others; None if MTP heads
+        are not loaded."""
         if config.loads_mtp:
             assert config.mtp is not None, "with_mtp checks it"
             self.mtp, *further = (
@@ -245,13 +247,14 @@ class DecoderModel(ABC):
 
     @property
     def caching_layers(self) -> Sequence[CachingLayer]:
-        """All layers by index, including those of MTP heads."""
+        """All layers of the model and of its MTP heads, by index."""
         if self.mtp is None:
             return self.layers
         return [*self.layers, self.mtp.layer, *(head.layer for head in self.mtp.further)]
 
     def _check_head(self) -> None:
-        """Raises ValueError if logits are more than dot products with rows of the LM head."""
+        """Raises ValueError if logits are not plain dot products of hidden states and rows of the
+        LM head."""
         is_plain = type(self).compute_logits is DecoderModel.compute_logits
         if self.head_has_bias or self.scales_head or not is_plain:
             raise ValueError(
@@ -260,8 +263,8 @@ class DecoderModel(ABC):
             )
 
     def process_after_loading(self) -> None:
-        """Converts the loaded weights to the form in which torch uses them, or drops weights that
-        `native` or `encoder` holds."""
+        """Converts the loaded weights to the form in which torch uses them, except those that
+        `native` or `encoder` has packed."""
         if self.mtp is not None:
             self.mtp.process_after_loading(self.embed_tokens)
         if self.native is not None:

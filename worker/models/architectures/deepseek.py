@@ -174,7 +174,7 @@ class LatentAttention:
 
     @classmethod
     def of(cls, model: DecoderModel, index: int, query_scale: torch.Tensor | None = None) -> Self:
-        """The attention of layer `index` of a model; `query_scale` as above."""
+        """The attention of layer `index` of a model; `query_scale` as in the constructor."""
         return cls(
             *(model.config, model.options),
             layer_index=index,
@@ -374,9 +374,9 @@ def _indexer(
 
 
 def _expansion(mla: MlaConfig, num_heads: int, options: LayerOptions) -> Expansion | None:
-    """Sizes of a rank's keys and values for prompts in expanded form. None if prompts are never
-    expanded, which is the case with sparse attention and in batch-invariant mode, where the choice
-    must not depend on chunks and prefixes."""
+    """Sizes of a rank's keys and values in expanded form, which is used for prompts. None if
+    expanded form is never used: with sparse attention, and in batch-invariant mode, where results
+    must not depend on how prompts are chunked and cached."""
     if mla.indexer is not None or options.batch_invariant:
         return None
     return Expansion(

@@ -119,8 +119,8 @@ class DiffusionGemmaForBlockDiffusion(Gemma4ForCausalLM):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """Runs the model on known tokens and, if the context has a signal for them, on canvases;
-        arguments and result as in DecoderModel."""
+        """Runs the model on known tokens and, if the context has a self-conditioning signal, on
+        canvases; arguments and result as in DecoderModel."""
         hidden = self.embed(input_ids)
         if ctx.signal is not None:
             num_known = len(hidden) - len(ctx.signal)

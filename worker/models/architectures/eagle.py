@@ -249,9 +249,9 @@ class EagleHead:
 
         Args:
             embedded: [T, hidden]: embeddings of the tokens after `positions`.
-            hidden: [T, hidden]: `inputs` at `positions`, or earlier outputs.
+            hidden: [T, hidden]: `inputs` at `positions`, or outputs of an earlier call.
             positions: [T] int64.
-            ctx: caches and planned attention of the step, for `layer_index` too.
+            ctx: caches and planned attention of the step, including those of `layer_index`.
             logits_indices: int64 [S], ascending: tokens whose outputs are needed; None for all.
         """
         out, residual = self.layer.forward(embedded, hidden, positions, ctx, logits_indices)
@@ -289,7 +289,8 @@ class EagleHead:
 
 
 def _check_layers(model: DecoderModel) -> None:
-    """Raises ValueError if the sum of a layer's output and residual is not its hidden state."""
+    """Raises ValueError if hidden states between layers are not simply the sum of a layer's output
+    and residual."""
     is_plain = type(model).run_layers is DecoderModel.run_layers and all(
         isinstance(layer, PreNormLayer) and all(norm.block_scale == 1.0 for norm in layer.norms)
         for layer in model.layers

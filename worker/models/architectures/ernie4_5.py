@@ -1,7 +1,7 @@
-"""ERNIE 4.5 (huggingface.co/baidu): Llama with interleaved rotary embedding; dense, or with
-experts.
+"""ERNIE 4.5 (huggingface.co/baidu), dense or with experts, and Helium (huggingface.co/kyutai):
+Llama with interleaved rotary embedding.
 
-Schema: `config/vendors/baidu.py`.
+Schemas: `config/vendors/baidu.py` and `config/vendors/kyutai.py`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _LEAST_SQUARE = 1e-5
 
 class AltUp:
     """Alternating updates (arXiv 2301.13310): predicts all streams before a layer, and corrects
-    them by the layer's change to the active one.
+    them by the layer's change to the active stream.
 
     Args:
         model: the model that the layer belongs to.
@@ -144,7 +144,7 @@ class SparseGelu:
     of the normal distribution with the mean and variance of all gate values of the token.
 
     Args:
-        sparsity: fraction of values below the quantile.
+        sparsity: fraction of normally distributed values below the cutoff.
         size: intermediate size across all ranks.
         options: options of the model's layers.
     """
@@ -293,7 +293,8 @@ class Gemma3nForCausalLM(SharingModel):
     def run_layers(
         self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Runs all layers on streams [T, N, hidden]; arguments and result as in DecoderModel."""
+        """Maps the first layer's input to streams [T, N, hidden] and runs all layers on them;
+        arguments and result as in DecoderModel."""
         streams, _ = super().run_layers(self._spread(hidden), positions, ctx)
         return (self._merged(streams) if len(streams) else streams[:, 0]), None
 

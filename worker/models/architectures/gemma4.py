@@ -75,7 +75,8 @@ class Gemma4Router:
         return Norm(self._scale, is_fp32=True)
 
     def forward(self, normed: torch.Tensor) -> ExpertChoice:
-        """Experts and their weights per token, from the normalized residual, fp32 [T, hidden]."""
+        """Experts of each token and their weights, given the normalized residual, fp32 [T,
+        hidden]."""
         scores = self._projection.forward(normed)
         return choose_experts(scores, None, self._routing, factors=self._weight_of_experts)
 

@@ -1,7 +1,7 @@
-"""GLM-4.5 to 4.7 (huggingface.co/zai-org), and Solar Open (huggingface.co/upstage): routed and
-shared experts.
+"""GLM-4.5 to 4.7 (huggingface.co/zai-org), Solar Open (huggingface.co/upstage) and dots.llm1
+(huggingface.co/rednote-hilab): routed and shared experts.
 
-Schema: `config/vendors/zai.py`.
+Schemas: `zai.py`, `upstage.py` and `rednote.py` in `config/vendors/`.
 """
 
 from __future__ import annotations

@@ -53,9 +53,9 @@ class GptOssForCausalLM(DecoderModel):
 
 
 class GptOssMoe:
-    """Experts with biases and clamped SwiGLU. A checkpoint holds their weights as one tensor
-    [experts, in, out], or as MXFP4. Each rank holds either columns of every expert or some whole
-    experts (`ExpertShare`).
+    """Experts with biases and clamped SwiGLU. A checkpoint stores the weights of all experts in
+    tensors [experts, in, out], or in MXFP4. Each rank holds either columns of every expert or some
+    whole experts (`ExpertShare`).
 
     Args:
         config: the model's configuration.

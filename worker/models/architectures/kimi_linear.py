@@ -30,7 +30,7 @@ from worker.models.layers.moe import MoeNames
 from worker.models.layers.sharing import divide
 
 _PARTS: Final = ("q", "k", "v")
-"""Projections, each of which has a short convolution."""
+"""Names of the projections that have a short convolution."""
 
 
 class KimiDeltaAttention:

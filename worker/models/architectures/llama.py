@@ -1,6 +1,6 @@
 """Llama's layers, shared by Mistral, Qwen2, Qwen3 and SDAR, which differ in biases and QK norm.
 
-Schema: `config/vendors/meta.py`.
+Schema of Llama: `config/vendors/meta.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from worker.models.layers.norms import HiddenNorm
 
 
 class Mixer(Module, Protocol):
-    """Sequence mixer of a layer: attention, or linear attention."""
+    """Sequence mixer of a layer: attention, linear attention, Mamba-2 or a short convolution."""
 
     kv_cache_spec: KVCacheSpec | None
     """Specification of the mixer's KV cache; None if there is none."""
@@ -71,7 +71,7 @@ class PreNormLayer:
 
     Args:
         model: the model that the layer belongs to.
-        mixer: attention, or linear attention.
+        mixer: sequence mixer, such as attention.
         mlp: feed-forward block.
         mixer_name: checkpoint name of the mixer within the layer; empty if its parts belong
             directly to the layer.

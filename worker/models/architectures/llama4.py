@@ -39,8 +39,8 @@ class Llama4Moe(MoeMLP):
 
 
 class Llama4ForCausalLM(DecoderModel):
-    """Llama 4. In layers with rotary embedding, each head of q and k is normalized after it,
-    without a weight. In the other layers, queries are scaled by position."""
+    """Llama 4. Layers with rotary embedding may normalize each head of q and k after the rotation,
+    without weights. The other layers may scale queries by position."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer with or without rotary embedding, with experts or an MLP."""

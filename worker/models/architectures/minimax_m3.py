@@ -105,9 +105,9 @@ class BlockIndexer:
         scale: float,
         value_scale: float,
     ) -> torch.Tensor:
-        """Attention output of queries q [N, heads, head_dim], which attend to the blocks selected
-        by their index queries `queries` [N, heads, D]. Only for the tokens of the step that select
-        blocks."""
+        """Attention output of the N tokens of the step that select blocks. Their queries q [N,
+        heads, head_dim] attend to the blocks selected by their index queries `queries` [N, heads,
+        D]."""
         assert inputs.sparse is not None, "some tokens select blocks"
         assert cache.index_keys is not None, "the layer's specification has index keys"
         selection = select_blocks(

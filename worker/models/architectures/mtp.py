@@ -58,7 +58,7 @@ class MtpHead:
     Args:
         mtp: names and properties of the head.
         layer: the head's decoder layer.
-        layer_index: index of that layer, which follows those of the model's layers.
+        layer_index: index of `layer`; the indices of heads' layers follow those of the model's.
         build_norm: the model's `build_norm`.
         config: the model's configuration.
         options: options of the model's layers.
@@ -77,7 +77,7 @@ class MtpHead:
         self.layer_index = layer_index
         """Index of the head's layer among the model's."""
         self.further: tuple[MtpHead, ...] = ()
-        """Heads for the tokens after that (`MtpConfig.further`)."""
+        """Further heads, in order; each predicts one more token (`MtpConfig.further`)."""
         self.layer = layer
         """The head's decoder layer."""
         self.hidden_size = config.hidden_size
@@ -110,8 +110,8 @@ class MtpHead:
             yield from head.weight_slots()
 
     def process_after_loading(self, embedding: VocabParallelEmbedding) -> None:
-        """Packs projection, layer and LM head after loading, unless `native` holds them, and the
-        further heads.
+        """Packs the projection, the layer and the LM head of this head and of the further ones,
+        unless `native` holds the weights.
 
         Args:
             embedding: the model's embedding.
@@ -138,10 +138,10 @@ class MtpHead:
 
         Args:
             embedded: [T, hidden]: embeddings of the tokens after `positions`.
-            hidden: [T, hidden]: hidden states of the model at `positions`, or earlier outputs,
-                also of the head before this one.
+            hidden: [T, hidden]: hidden states of the model at `positions`, or outputs of an earlier
+                call of this head or of the head before it.
             positions: [T] int64.
-            ctx: caches and planned attention of the step, for `layer_index` too.
+            ctx: caches and planned attention of the step, including those of `layer_index`.
             logits_indices: int64 [S], ascending: tokens whose outputs are needed; None for all.
         """
         if self.mtp.zeroes_first:

@@ -25,7 +25,7 @@ class NemotronForCausalLM(Jais2ForCausalLM):
     """Nemotron 4: norms multiply by 1 + weight."""
 
     def build_norm(self) -> LayerNorm:
-        """A LayerNorm with a bias, which multiplies by 1 + the checkpoint's weight."""
+        """A LayerNorm with a bias; its weight is the checkpoint's plus 1."""
         config = self.config
         return LayerNorm(
             *(config.hidden_size, config.rms_norm_eps, self.options), has_bias=True, offset=1.0

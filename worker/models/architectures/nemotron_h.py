@@ -242,7 +242,7 @@ class NemotronHForCausalLM(DecoderModel):
         return self._build(self.extra("layer_kinds")[index], index)
 
     def build_head_layer(self, index: int) -> HeadBlocks:
-        """Builds the blocks of the MTP head; its attention block has this index."""
+        """Builds the blocks of the MTP head, whose attention block has index `index`."""
         return HeadBlocks([self._build(kind, index) for kind in self.extra("head_kinds")])
 
     def _build(self, kind: str, index: int) -> DecoderLayer:

@@ -1,6 +1,7 @@
-"""Mixture-of-experts variants of Qwen2, Qwen3 and SDAR (huggingface.co/Qwen, huggingface.co/JetLM).
+"""Mixture-of-experts variants of Qwen2, Qwen3 and SDAR (huggingface.co/Qwen, huggingface.co/JetLM),
+DeepSeek MoE (huggingface.co/deepseek-ai) and Mellum 2 (huggingface.co/JetBrains).
 
-Schema: `config/vendors/qwen.py`.
+Schemas: `qwen.py`, `deepseek.py` and `jetbrains.py` in `config/vendors/`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Qwen3MoeForCausalLM(DecoderModel):
 
     @cached_property
     def _stored_names(self) -> MoeNames:
-        """Names of the experts' parts; a checkpoint may store all experts of a layer as one
-        tensor."""
+        """Names of the experts' parts; a checkpoint may stack all experts of a layer in two
+        tensors."""
         return as_stored(self.moe_names, self.config)
 
 

@@ -53,8 +53,8 @@ class Step3p5ForCausalLM(DecoderModel):
         return LlamaLayer(self, index, experts, traits=traits, mlp_name="")
 
     def _activation(self, key: str, index: int) -> Activation:
-        """Activation of a layer's MLP or experts. Its limit is a key of config.json, which may have
-        no entry for the MTP head."""
+        """Activation of a layer's MLP or experts. Its limit is the layer's entry in the list `key`
+        of config.json, which may have no entry for an MTP head."""
         limits = self.extra(key)
         limit = None if limits is None or index >= len(limits) else limits[index]
         return Activation("clamped silu", limit=float(limit)) if limit else SILU

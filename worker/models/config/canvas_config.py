@@ -1,5 +1,5 @@
-"""Configuration of canvases: blocks of tokens that a model generates from random tokens, at any
-position after the known tokens (DiffusionGemma). Does not import torch."""
+"""Configuration of canvases: blocks of tokens that a model generates from random tokens, starting
+at any position, right after the known tokens (DiffusionGemma). Does not import torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Generation(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CanvasConfig:
-    """Canvases of a model, and how they are generated."""
+    """Size of a model's canvases, and how they are generated."""
 
     length: int
     """Number of tokens per canvas."""

@@ -48,8 +48,8 @@ def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
 
     Raises:
         Unavailable: there is no such folder, it is empty or lacks files, or the Hub is unreachable.
-        ValueError: the Hub denies access or has no readable weights, or the checkpoint is an
-            adapter.
+        ValueError: the Hub denies access, the repository has no complete weights in safetensors, or
+            the checkpoint is an adapter or in Mistral's own format.
     """
     folder = local_folder(model)
     if folder is None:
@@ -187,8 +187,8 @@ def positive_integer(raw: Mapping[str, Any], key: str, within: str = "") -> int:
 
 
 def _kinds(path: Path) -> list[str]:
-    """Name, dtype and shape of each tensor in a safetensors file, one string per tensor. Just the
-    file's name if its header is malformed, which the loader reports."""
+    """Name, dtype and shape of each tensor in a safetensors file, one string per tensor. If the
+    header is malformed, which the loader reports, just the file's name."""
     file_size = path.stat().st_size
     with path.open("rb") as file:
         data = 8 + int.from_bytes(file.read(8), "little")

@@ -85,7 +85,7 @@ class LlamaLayer(LlamaConfig):
 
 
 class LatentLayer(LatentFamilyConfig):
-    """Keys of a decoder layer with latent attention (MLA). Those of experts have no effect, since
+    """Keys of a decoder layer with latent attention (MLA). Keys of experts have no effect, since
     the layer has an MLP."""
 
     architecture = _LATENT_HEADS[0]
@@ -163,7 +163,8 @@ class EagleConfig:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the head predicts only some tokens, which `d2t` maps to the model's."""
+        """Whether the head predicts only some tokens of the vocabulary; `d2t` maps its token ids to
+        the model's."""
         return self.draft_vocab_size < self.head.vocab_size
 
 

@@ -15,8 +15,8 @@ class EncoderConfig(FamilyConfig):
     base: ClassVar[str]
     """Prefix of tensor names in checkpoints that have a head."""
     has_pair_types: ClassVar[bool] = False
-    """Whether the second text of a pair has a different token type, and whether the classification
-    head includes the encoder's `pooler`."""
+    """Whether the family was pretrained on pairs of texts, as BERT was: the second text of a pair
+    has a different token type, and the classification head includes the encoder's `pooler`."""
 
 
 class BertConfig(EncoderConfig):
@@ -56,7 +56,8 @@ class BertConfig(EncoderConfig):
         return 0
 
     def extra(self) -> dict[str, Any]:
-        """Sizes of the position and token-type embeddings."""
+        """Sizes of the position and token-type embeddings, `first_position` and
+        `has_pair_types`."""
         return {
             "num_positions": self.first_position + self.max_position_embeddings,
             "first_position": self.first_position,
@@ -138,7 +139,7 @@ class ModernBertConfig(EncoderConfig):
         return SLIDING if index % self.global_attn_every_n_layers else FULL
 
     def windows(self) -> tuple[int | None, ...]:
-        """No windows: the KV cache is not used."""
+        """None for all layers, since windows apply to the KV cache, which encoders do not use."""
         return (None,) * self.num_hidden_layers
 
     def extra(self) -> dict[str, Any]:

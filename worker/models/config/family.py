@@ -195,8 +195,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return value.removeprefix("torch.") if isinstance(value, str) else None
 
     def head_size(self) -> int:
-        """Dimensions of a head; with latent attention, the number of dimensions of which the rotary
-        share is a fraction."""
+        """Dimensions of a head; with latent attention, the number of dimensions to which
+        `partial_rotary_factor` applies."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     def rotary_size(self) -> int:
@@ -260,7 +260,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
     def next_layers(self) -> int:
-        """Number of multi-token prediction layers that a checkpoint may have after the others."""
+        """Number of multi-token prediction layers that a checkpoint may have after the model's
+        layers."""
         return int(self.skips_next_layers)
 
     def mtp(self) -> MtpConfig | None:
@@ -293,8 +294,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return {}
 
     def rotating(self) -> tuple[bool, ...] | None:
-        """Layers with rotary embedding; None if all have it, or if the model class decides based on
-        the layers' windows."""
+        """Whether each layer has rotary embedding; None if all layers do, or if the model class
+        decides based on the layers' windows."""
         return None
 
     def full_heads(self) -> HeadSizes | None:
@@ -403,12 +404,12 @@ def rotary_size(family: FamilyConfig, rotary_dim: int | None = None) -> int:
 
 
 def table(**entries: object) -> Any:
-    """Default of a field that is an object."""
+    """A field whose default is an object with these entries."""
     return msgspec.field(default_factory=lambda: dict(entries))
 
 
 def period_of(key: str, value: object) -> int:
-    """Value of a key that sets a period of layers, which is read if `layer_types` is missing."""
+    """Validated period of layers, the value of `key`, which is read if `layer_types` is missing."""
     if type(value) is not int or value < 1:
         raise ValueError(
             f"{key} = {short(value)} in config.json must be a positive integer if layer_types is "
@@ -418,8 +419,9 @@ def period_of(key: str, value: object) -> int:
 
 
 def rotating_layers(flags: list[Any] | None, interval: int, num_layers: int) -> tuple[bool, ...]:
-    """Layers with rotary embedding: those for which `no_rope_layers` (`flags`) is 1; if it is
-    missing, all but every n-th, where n is `no_rope_layer_interval`."""
+    """Whether each layer has rotary embedding, from `no_rope_layers` (`flags`), which is 1 for
+    layers that have it. If the list is missing, every n-th layer has none, where n is
+    `no_rope_layer_interval`."""
     if not flags:
         return tuple(bool((index + 1) % interval) for index in range(num_layers))
     if len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):

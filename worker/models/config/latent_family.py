@@ -86,7 +86,8 @@ class LatentFamilyConfig(FamilyConfig):
 
 
 def score_factor(family: FamilyConfig, rope: RopeConfig) -> float:
-    """Factor that DeepSeek's YaRN applies to scores instead of to cosines and sines."""
+    """Factor that DeepSeek's YaRN applies to scores instead of to cosines and sines; 1 without such
+    scaling."""
     weight = (family.rope_scaling or family.rope_parameters or {}).get("mscale_all_dim")
     if rope.kind != "yarn" or not weight:
         return 1.0

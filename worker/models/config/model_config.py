@@ -96,7 +96,7 @@ class ModelConfig:
     """Whether heads have attention sinks."""
     tie_word_embeddings: bool
     max_model_len: int
-    """Maximum sequence length for which the model is computed exactly."""
+    """Maximum sequence length, in tokens, for which the model is computed exactly."""
     max_model_len_reason: str
     """Keys of the checkpoint's files from which `max_model_len` is derived, for messages."""
     eos_token_ids: tuple[int, ...]
@@ -109,7 +109,7 @@ class ModelConfig:
     edit_token_ids: tuple[int, int] | None = None
     """Tokens that delete and insert a position of a block; None if the model has none."""
     canvas: CanvasConfig | None = None
-    """Canvases; None for models that do not generate them."""
+    """Size and generation of canvases; None for models that do not generate any."""
     moe: MoeConfig | None = None
     """Mixture of experts; None for a dense model."""
     mla: MlaConfig | None = None
@@ -217,8 +217,8 @@ class ModelConfig:
 
     @property
     def diffusion_size(self) -> int:
-        """Tokens that a block-diffusion model generates together: a block or a canvas; 1 for an
-        autoregressive model."""
+        """Number of tokens that a block-diffusion model generates together: the size of a block or
+        a canvas; 1 for an autoregressive model."""
         return self.block_size if self.canvas is None else self.canvas.length
 
     @property
@@ -358,8 +358,8 @@ def load_model_config(
 
     Raises:
         Unavailable: there is no such folder, or the Hub is unreachable.
-        ValueError: the Hub denies access, or the architecture is not supported; the message names
-            the key.
+        ValueError: the Hub denies access, or the configuration is not supported; the message then
+            names the key.
     """
     folder = resolve_checkpoint(model, weights=False)
     config = ModelConfig.parse(read_json(folder / "config.json"), folder, pooling)
@@ -383,8 +383,8 @@ def _read_family(
 
 
 def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
-    """The rotary embedding of the model, and the one of sliding-window layers; None for the latter
-    if it is the same."""
+    """Rotary embeddings of the model and of its sliding-window layers; the second is None if all
+    layers have the same."""
     raw, length = _keys(family), family.max_position_embeddings
     by_layer = bool(family.window_theta)
     if family.has_layer_shares and family.rope_parameters:
@@ -430,7 +430,7 @@ def _divided(family: FamilyConfig, mamba: MambaConfig | None) -> dict[str, int]:
 
 
 def _keys(family: FamilyConfig) -> dict[str, Any]:
-    """The keys of a schema that have a value."""
+    """Keys and values of a filled schema, without keys whose value is None."""
     keys = msgspec.structs.asdict(family).items()
     return {key: value for key, value in keys if value is not None}
 
@@ -442,8 +442,8 @@ def _length_limit(
     canvas: CanvasConfig | None,
     pooler: PoolerConfig | None,
 ) -> tuple[int, str]:
-    """Maximum sequence length for which the model is computed exactly, and the keys from which it
-    is derived.
+    """Maximum sequence length, in tokens, for which the model is computed exactly, and the keys
+    from which it is derived.
 
     Full attention is equal to windowed attention for sequences no longer than the window, and to
     dual-chunk attention for sequences no longer than the context of one chunk.
@@ -505,8 +505,8 @@ def _with_skipped_tensors(
     family: FamilyConfig,
     quantization: QuantizationConfig | None,
 ) -> TensorNames | None:
-    """Adds further tensors to skip or rename: tensors of the family, of multi-token prediction
-    layers, and of the quantization format."""
+    """Adds to `names` the tensors that are skipped or renamed in this family, including those of
+    multi-token prediction layers, and in this quantization format."""
     skipped = family.skipped_tensors()
     if skipped:
         names = names or TensorNames()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class MtpConfig:
     """Head that predicts the token after the next one from the model's last hidden state and the
     next token (DeepSeek-V3, arXiv 2412.19437, section 2.2). It consists of a projection of the
-    hidden state and the token's embedding, one decoder layer and a norm, and uses the model's
-    embedding and LM head.
+    hidden state and the token's embedding, one decoder layer and a norm. It uses the model's
+    embedding and, unless `lm_head` is set, the model's LM head.
 
     Some checkpoints have further heads, each of which predicts one more token (`further`).
     """
@@ -42,7 +42,8 @@ class MtpConfig:
     """Whether the next prediction starts from the output of the final norm, rather than from its
     input."""
     further: tuple[MtpConfig, ...] = ()
-    """Heads for the tokens after that, in order: each reads the states of the head before it."""
+    """Further heads, in order: each reads the outputs of the head before it and predicts one more
+    token."""
     skipped: tuple[str, ...] = ()
     """Name prefixes of tensors of the head that are not loaded: copies of the model's embedding and
     LM head."""
@@ -60,8 +61,8 @@ class MtpConfig:
 
         Args:
             index: number of the model's layers.
-            final_norm: name of the norm before the LM head, within that layer.
-            recycles_normed: as in the field of this name.
+            final_norm: name of the norm before the LM head, within the additional layer.
+            recycles_normed: see the field `recycles_normed`.
         """
         layer = f"model.layers.{index}."
         return cls(

@@ -27,9 +27,9 @@ entries of 150 bytes each."""
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Supported data types, as safetensors names them."""
 _MOST_PATTERN_CHARS = 256
+"""Maximum length of a pattern in characters."""
 _MOST_QUANTIFIERS = 3
-"""Limits of the time to match a pattern: maximum length in characters, and maximum number of
-quantifiers."""
+"""Maximum number of quantifiers in a pattern, which bounds the time to match it."""
 
 _IGNORED = frozenset(
     {
@@ -41,7 +41,7 @@ _IGNORED = frozenset(
         *("use_rslora", "arrow_config", "ensure_weight_tying", "bias"),
     }
 )
-"""Keys that are allowed with any value here: they are checked below, or do not change what an
+"""Keys that are not rejected as unsupported: they are checked separately, or do not change what an
 adapter computes."""
 _REMEDIES: Mapping[str, str] = {
     "use_dora": "train without DoRA, or merge the adapter into the model",
@@ -56,7 +56,7 @@ _CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeftConfig:
-    """Scales of a LoRA adapter."""
+    """Ranks and scales of a LoRA adapter."""
 
     rank: int
     alpha: float
@@ -86,7 +86,7 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
 
     Args:
         folder: the adapter's folder.
-        max_rank: maximum rank.
+        max_rank: maximum rank of a module (`--max-lora-rank`).
 
     Raises:
         ValueError: the file is missing or malformed, or the adapter is not supported; the message

@@ -88,8 +88,8 @@ class PoolerConfig:
     """Tokens whose LM head rows form the classification head; empty for embeddings, or if the
     checkpoint has a head."""
     max_seq_length: int | None = None
-    """Maximum tokens of a prompt, special tokens included, in the files of sentence-transformers;
-    None if they have none."""
+    """Maximum number of tokens in a prompt, including special tokens, from the files of
+    sentence-transformers; None if they have none."""
 
     def of_size(self, hidden_size: int) -> PoolerConfig:
         """The configuration for a model with hidden states of this size."""
@@ -195,8 +195,8 @@ class _Chosen(NamedTuple):
 def _chosen(
     raw: RawConfig, options: PoolingOptions, known: Collection[str], *, has_modules: bool
 ) -> _Chosen | None:
-    """The task of a pooling model; None if it generates text. Raises ValueError if the checkpoint
-    does not support the requested task."""
+    """The task of a pooling model, and the architecture that runs it; None if the model generates
+    text. Raises ValueError if the checkpoint does not support the requested task."""
     names = architectures(raw)
     found = next(filter(None, (_variant(name, known) for name in names)), None)
     task = options.requested

@@ -41,7 +41,7 @@ class GroupedIntConfig:
     group_size: int
     """Number of input features that share a scale, per output feature; 0 for all."""
     has_zeros: bool = True
-    """Whether groups have zero points; otherwise the middle code is 0."""
+    """Whether groups have zero points; otherwise the middle code represents 0."""
     zeros_less_one: bool = False
     """Whether zero points are stored minus 1, as in GPTQ's first format."""
     has_index: bool = False

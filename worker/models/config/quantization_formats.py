@@ -33,7 +33,7 @@ _NOT_OF_WEIGHTS = (
     *(".input_scale", ".activation_scale", ".input_scale_ub", ".input_global_scale"),
     *(".input_zero_point", ".q_scale", ".weight_shape"),
 )
-"""Name suffixes of tensors that are not loaded: scales of activations, and shapes."""
+"""Name suffixes of tensors that are not loaded: scales and zero points of activations, shapes."""
 CACHE_SCALE_ENDS = (".k_scale", ".v_scale", ".kv_scale")
 """Name suffixes of the scales of keys and values, which only FP8 KV caches need."""
 _MIXED = "MIXED_PRECISION"
@@ -248,7 +248,7 @@ def _parse_fbgemm(source: _Source) -> QuantizationConfig:
 
 
 def _parse_modelopt(source: _Source) -> QuantizationConfig:
-    """FP8 and NVFP4 of NVIDIA's ModelOpt, or a mixture of the two."""
+    """FP8, MXFP8 and NVFP4 of NVIDIA's ModelOpt, or a mixture of them."""
     source.check(
         words("quant_method quant_algo producer config_groups ignore exclude_modules")
         | words("kv_cache_scheme kv_cache_quant_algo quantized_layers"),

@@ -43,13 +43,16 @@ class RopeConfig:
     original_max_position_embeddings: int = 0
     """Context length before it was stretched (llama3, yarn, longrope)."""
     low_freq_factor: float = 1.0
+    """Sets the longest wavelength that llama3 interpolates, original length / low_freq_factor;
+    longer ones are stretched by `factor`."""
     high_freq_factor: float = 4.0
-    """Bounds, together with `low_freq_factor`, of the wavelengths that llama3 interpolates: from
-    original length / high_freq_factor to original length / low_freq_factor."""
+    """Sets the shortest wavelength that llama3 interpolates, original length / high_freq_factor;
+    shorter ones are kept."""
     beta_fast: float = 32.0
+    """Number of rotations over the original length above which yarn keeps wavelengths."""
     beta_slow: float = 1.0
-    """Bounds, together with `beta_fast`, of the range that yarn interpolates, in rotations over the
-    original length."""
+    """Number of rotations over the original length below which yarn stretches wavelengths by
+    `factor`; between `beta_slow` and `beta_fast`, it interpolates."""
     truncate: bool = True
     """Whether yarn rounds the ends of its ramp to whole dimensions."""
     attention_factor: float = 1.0
@@ -66,7 +69,8 @@ class RopeConfig:
     queries are not scaled."""
 
     def scaled_length(self, max_position_embeddings: int) -> int:
-        """Longest sequence that this rotary embedding supports."""
+        """Maximum sequence length, in tokens, that this rotary embedding supports, given the key
+        `max_position_embeddings`."""
         if self.kind == "linear":
             return int(max_position_embeddings * self.factor)
         if self.kind == "yarn":

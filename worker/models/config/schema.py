@@ -27,7 +27,7 @@ RawConfig = dict[str, Any]
 
 
 def words(names: str) -> frozenset[str]:
-    """The set of names in a text, separated by spaces."""
+    """The names in a text, separated by whitespace, as a set."""
     return frozenset(names.split())
 
 

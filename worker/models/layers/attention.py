@@ -47,8 +47,8 @@ class AttentionNames:
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     gate: str = ""
-    """Projection for the gate of the attention output; empty if the query projection also computes
-    the gate."""
+    """Projection for the gate of the attention output; empty if there is no gate, or if the query
+    projection also computes it."""
     sinks: str = "sinks"
     is_fused: bool = False
     """Whether q, k and v are one tensor whose rows are in this order."""

@@ -77,7 +77,8 @@ class AttentionInputs:
     expanded: ExpandedInputs | None = None
     """Rows computed in expanded form; `extend` excludes them. None if there are none."""
     dense: AttentionInputs | None = None
-    """Inputs of the group's layers that attend to all tokens; None if `sparse` is None."""
+    """Inputs of the group's layers that attend to all tokens; None if there are no such layers or
+    `sparse` is None."""
     canvases: AttentionStep | None = None
     """Planned attention of canvases, whose rows come last; None if there are none."""
     num_canvas_tokens: int = 0
@@ -97,9 +98,9 @@ class ForwardContext:
     """[S] int64, ascending: tokens whose hidden states are needed; None for all tokens. For other
     tokens, the last layer only computes keys and values."""
     states: Mapping[int, StateCache] = field(default_factory=dict)
-    """State caches, by index of the linear-attention layers."""
+    """State caches, by index of the layers that keep a state per request."""
     state_rows: StateRows | None = None
-    """Rows of the step for linear-attention layers; None if there are no such layers."""
+    """Rows of the step for layers that keep a state; None if there are no such layers."""
     signal: torch.Tensor | None = None
     """[C, hidden]: self-conditioning signal for the tokens of canvases, which are the last tokens
     of the step; None if the step only computes known tokens."""

@@ -1,4 +1,4 @@
-"""Weights of a short convolution over each channel."""
+"""Short causal convolution of each channel, with its weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ChannelPart(NamedTuple):
     """Consecutive channels on this rank."""
 
     start: int
-    """Index in the checkpoint of the first channel."""
+    """Index of the first channel in the checkpoint."""
     size: int
     """Number of channels on this rank."""
 
@@ -74,7 +74,7 @@ class ShortConvolution:
                 )
 
     def process_after_loading(self) -> None:
-        """Transposes the loaded weights, so that the inputs come before the channels."""
+        """Transposes the loaded weights to [num_taps, channels]."""
         self._weight = torch.stack(self._weight.unbind(1))
 
     def forward(self, x: torch.Tensor, states: torch.Tensor, rows: StateRows) -> torch.Tensor:

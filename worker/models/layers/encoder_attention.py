@@ -73,8 +73,8 @@ class EncoderAttention(Attention):
 
 
 def _rotated(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding (NeoX style) of [T, heads, head_dim], with cosines and sines fp32 [T,
-    head_dim]; computed in fp32."""
+    """Applies rotary embedding (NeoX style) to x [T, heads, head_dim], with cosines and sines fp32
+    [T, head_dim]; computed in fp32."""
     cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
     first, second = x.float().chunk(2, dim=-1)
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

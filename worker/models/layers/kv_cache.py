@@ -169,8 +169,8 @@ class KVCacheLayout:
         return sum(spec.input_bytes for spec in self.states.values())
 
     def slot_bytes(self, num_replayed: int) -> int:
-        """Size of one request's state, including the inputs of tokens that are replayed into it, in
-        bytes."""
+        """Size of one request's state, in bytes, including the inputs of `num_replayed` tokens that
+        are replayed into it."""
         return self.state_bytes + self.state_input_bytes * num_replayed
 
     def snapshot_pages(self, page_size: int) -> int:

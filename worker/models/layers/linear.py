@@ -97,7 +97,7 @@ class Linear:
 
     @property
     def weight(self) -> LinearWeight:
-        """The weight until it is packed."""
+        """The weight before it is packed."""
         assert self._weight is not None, "packed already"
         return self._weight
 

@@ -37,8 +37,8 @@ class LinearModule(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stacked:
-    """One of several matrices, or of their scales, that a checkpoint stores as one tensor, along an
-    additional first dimension."""
+    """Position of a matrix, or of its scales, in a tensor of the checkpoint that stacks several
+    along an additional first dimension."""
 
     index: int
     """Index of the matrix in the tensor."""

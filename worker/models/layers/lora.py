@@ -1,8 +1,8 @@
 """LoRA in linear layers: adapter weights on the device, and the adapters of a step's tokens.
 
 Without `--enable-lora`, layers have no LoRA buffers. With it, every layer that supports adapters
-has buffers for `max_loras` of them, and adds the LoRA outputs of the step's tokens to its own. All
-layers share one `LoraRows`, which is set before each forward pass.
+has buffers for `max_loras` of them, and adds the LoRA outputs of the step's tokens to its output.
+All layers share one `LoraRows`, which is set before each forward pass.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class Mamba2:
 
 
 def _share_groups(num_groups: int, options: LayerOptions) -> tuple[int, int]:
-    """Number of groups on this rank, and the first of them."""
+    """Number of groups on this rank, and index of the first one."""
     world_size, rank = options.group.world_size, options.group.rank
     if num_groups >= world_size:
         local = divide(num_groups, world_size, "the number of Mamba groups")

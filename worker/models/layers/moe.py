@@ -77,7 +77,7 @@ class MoeNames:
 
 def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
     """The names as stored in a checkpoint, whose file headers show whether all experts of a layer
-    are stacked in one tensor."""
+    are stacked in two tensors (`StackedNames`)."""
     assert config.moe is not None, "the architecture has experts"
     stacked = StackedNames()
     shape = find_shape(config.folder, f".{stacked.gate_up}")
@@ -364,8 +364,8 @@ class MoeMLP:
 
 def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:
     """Number of experts into which the shared expert is split, so that it is computed along with
-    the routed experts, which saves the kernel launches of an MLP on CUDA. 0 if it is computed
-    separately because its size, format or sharding differs."""
+    the routed experts, which saves the kernel launches of an MLP. 0 if it is computed separately:
+    without Triton, or if its size, format or sharding does not match the routed experts."""
     if (
         not registry.uses_triton(options.device)
         or config.quantization is not None

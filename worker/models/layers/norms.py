@@ -16,7 +16,7 @@ class HiddenNorm(ABC):
     residual.
 
     Args:
-        weight: [size], unset.
+        weight: [size], uninitialized.
         eps: added to the mean square, or to the variance.
         offset: added to the checkpoint's weight.
         block_scale: factor applied to a block's output in the residual sum.

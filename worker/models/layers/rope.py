@@ -67,8 +67,8 @@ def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, wavelengths: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """YaRN (arXiv 2309.00071): a linear ramp over dimensions from unchanged to stretched
-    frequencies."""
+    """YaRN (arXiv 2309.00071): frequencies are kept, divided by the factor or, on a linear ramp
+    over dimensions, in between."""
 
     def dimension_of(rotations: float) -> float:
         turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)

@@ -8,7 +8,7 @@ from worker.models.config.model_config import ModelConfig
 from worker.models.config.moe_config import MoeConfig
 
 _MOST_RANKS = 64
-"""Maximum number of ranks suggested in messages; an NVLink domain of two racks has 72 GPUs."""
+"""Maximum number of ranks suggested in messages."""
 
 
 def divide(size: int, world_size: int, what: str) -> int:

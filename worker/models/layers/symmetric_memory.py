@@ -8,8 +8,8 @@ sums the inputs:
     two-shot    each rank sums a part and reads the other parts: for two ranks
     multimem    each rank has the NVLink switch sum a part and store it on all ranks
 
-All end with a barrier, so that the next all-reduce may reuse the buffer. Every element is summed in
-the order of ranks, or once for all ranks, so results are bitwise equal on all ranks.
+All kernels end with a barrier, so that the next all-reduce may reuse the buffer. Every element is
+summed in the order of ranks, or once for all ranks, so results are bitwise equal on all ranks.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def create_symmetric_memory(
 
 
 def _allocate(device: torch.device, world_size: int) -> torch.Tensor:
-    """This rank's part of the buffer."""
+    """Allocates this rank's buffer."""
     import torch.distributed._symmetric_memory as symm_mem
 
     capability, _ = torch.cuda.get_device_capability(device)

@@ -84,7 +84,7 @@ class TensorParallelGroup:
             world_size: number of ranks.
             device: this rank's device.
             directory: directory that all ranks share; each group needs a new one.
-            timeout_s: maximum seconds to wait for the other ranks.
+            timeout_s: maximum time to wait for the other ranks, in seconds.
             while_waiting: called repeatedly until all ranks have joined; it may raise, since
                 torch's wait does not detect that a rank has exited.
             rendezvous: used instead of the directory if the ranks are on several nodes.

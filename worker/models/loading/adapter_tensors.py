@@ -43,7 +43,8 @@ class AdapterTensors:
         self._file = file
         self.config = config
         self.modules: dict[str, Factors] = {}
-        """Modules that have an adapter, by name in the model's checkpoint."""
+        """Name suffixes of the tensors of each adapted module, by its name in the model's
+        checkpoint."""
         self.base_modules: list[str] = []
         """Modules whose base weight is also in the file."""
         halves: dict[str, set[str]] = {}

@@ -167,7 +167,8 @@ class ModelAdapters:
             raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
     def _check_file(self, path: Path) -> None:
-        """Checks the size of the header, which the library reads as a whole."""
+        """Checks the size of the header, which safetensors reads as a whole; raises ValueError if
+        it is too large, or if the file is missing."""
         if not path.is_file():
             raise ValueError(
                 f"{path.parent} has no {WEIGHTS_NAME}: save the adapter with "

@@ -61,9 +61,11 @@ class NativeOptions:
 def weight_memory(
     model: DecoderModel, options: NativeOptions | None
 ) -> AbstractContextManager[WeightMemory]:
-    """Memory for the packed weights of a model that is not loaded yet. If the cache folder has a
-    file with the packed weights, the memory is already filled and weights need not be read.
-    Otherwise, the memory is saved as such a file when the context ends.
+    """Memory for the packed weights of a model that is not loaded yet.
+
+    With `weight_cache`, a file in the cache folder is mapped. If it exists, the memory is already
+    filled and weights need not be read; otherwise, it is saved when the context ends. Private
+    memory if the cache is disabled, or does not support the model.
 
     Args:
         model: the model; only shapes and types are used.
@@ -228,8 +230,9 @@ def _layer_tensors(layer: LlamaLayer, rank: int, is_loaded: bool) -> LayerTensor
 
 
 def _pack_head(decoder: NativeDecoder, head: MtpHead, world_size: int) -> None:
-    """Packs the head of a natively run model for the library and drops its weights. With several
-    ranks or heads, torch runs them."""
+    """Packs the MTP head of a natively run model for the library and drops its weights. Does
+    nothing, so that torch runs the head, if there are several ranks or heads, or if
+    `recycles_normed` is false."""
     if world_size > 1 or head.further or not head.mtp.recycles_normed:
         return
     layer = _llama_layer(head.layer)

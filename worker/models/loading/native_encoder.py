@@ -25,7 +25,7 @@ def pack_encoder(model: DecoderModel, *, num_threads: int, required: bool) -> No
 
     Args:
         model: an encoder whose weights are loaded.
-        num_threads: maximum threads of a forward pass.
+        num_threads: maximum number of threads of a forward pass.
         required: whether an unsupported encoder is an error instead of being run by torch.
 
     Raises:

@@ -103,7 +103,7 @@ class OlmoHybridConfig(FamilyConfig):
         return FULL if index % 4 == 3 or index == count - 1 < 3 else LINEAR
 
     def rotating(self) -> tuple[bool, ...]:
-        """Rotary embedding in all layers or in none."""
+        """True for all layers, or False for all layers if there is no base."""
         return (self.rope_theta > 0,) * self.num_hidden_layers
 
     def divided(self) -> dict[str, int]:

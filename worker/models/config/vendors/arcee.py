@@ -1,4 +1,4 @@
-"""Schemas of Arcee's AFM and Trinity (huggingface.co/arcee-ai). Does not import torch."""
+"""Schemas of AFM and Trinity (huggingface.co/arcee-ai). Does not import torch."""
 
 from __future__ import annotations
 

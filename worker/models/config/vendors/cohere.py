@@ -98,7 +98,8 @@ class Cohere2MoeConfig(Cohere2Config):
             self.rms_norm_eps = self.layer_norm_eps
 
     def extra(self) -> dict[str, Any]:
-        """Kind of norms, size of the first layers' MLPs, and how a shared expert is added."""
+        """Scale of logits, kind of norms, size of the first layers' MLPs, and how a shared expert
+        is added."""
         return {
             "logit_scale": self.logit_scale,
             "has_rms_norm": self.layer_norm_eps == 0,
@@ -117,14 +118,14 @@ class Cohere2MoeConfig(Cohere2Config):
         return SLIDING if (index - first + 1) % period else FULL
 
     def rotating(self) -> tuple[bool, ...]:
-        """Layers with rotary embedding: those with windows, and dense layers if all of these
-        have full attention."""
+        """Whether each layer has rotary embedding: layers with windows do, and so do the dense
+        layers if all of these have full attention."""
         always = self._dense_layers() if self.prefix_dense_sliding_window_pattern == 1 else ()
         kinds = enumerate(self.kinds_of_layers())
         return tuple(kind == SLIDING or layer in always for layer, kind in kinds)
 
     def moe(self) -> MoeConfig:
-        """Experts of size `intermediate_size`, chosen by their scores."""
+        """Experts of size `intermediate_size`, scored by softmax or by sigmoids."""
         is_sigmoid = self.expert_selection_fn == "sigmoid"
         return MoeConfig(
             num_experts=self.num_experts,

@@ -35,7 +35,7 @@ class GPTNeoXConfig(FamilyConfig):
         self.rms_norm_eps = self.layer_norm_eps
 
     def biases(self) -> Biases:
-        """Biases of the MLP and, depending on its key, of attention."""
+        """Biases of the MLP and, if `attention_bias` is set, of attention."""
         return Biases(self.attention_bias, self.attention_bias, True)
 
 

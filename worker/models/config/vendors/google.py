@@ -28,11 +28,11 @@ from worker.models.config.schema import (
 
 
 def shared_caches(kinds: tuple[str, ...], num_shared: int) -> dict[int, int] | None:
-    """The last `num_shared` layers, and the layers whose KV caches they read: the last ones of the
-    same type before them. None if there are none.
+    """The last `num_shared` layers, each with the layer whose KV cache it reads: the last layer of
+    the same type that has its own cache. None if `num_shared` is 0.
 
     Raises:
-        ValueError: there is no earlier layer of the same type.
+        ValueError: no layer of some type has its own cache.
     """
     own = kinds[: max(0, len(kinds) - num_shared)]
     if set(own) != set(kinds):
@@ -362,7 +362,8 @@ class Gemma3nConfig(FamilyConfig, kw_only=True):
     altup_correct_scale: bool = True
     laurel_rank: Count = 64
     activation_sparsity_pattern: list[float] | None = None
-    """Fraction of an MLP's activations that are 0, per layer."""
+    """Fraction of an MLP's activations that are set to 0, per layer; exact if the gate values are
+    normally distributed."""
 
     @classmethod
     def prepare(cls, raw: RawConfig) -> RawConfig:

@@ -29,7 +29,7 @@ class SmolLM3Config(FamilyConfig):
     no_rope_layer_interval: Count = 4
 
     def rotating(self) -> tuple[bool, ...]:
-        """Layers with rotary embedding."""
+        """Whether each layer has rotary embedding."""
         return rotating_layers(
             self.no_rope_layers, self.no_rope_layer_interval, self.num_hidden_layers
         )

@@ -177,7 +177,7 @@ class GraniteMoeHybridConfig(GraniteConfig):
             self.intermediate_size = self.shared_intermediate_size
 
     def rotating(self) -> tuple[bool, ...]:
-        """Rotary embedding in all layers or in none."""
+        """True for all layers, or False for all layers if positions are not embedded ("nope")."""
         return (self.position_embedding_type == "rope",) * self.num_hidden_layers
 
     def moe(self) -> MoeConfig | None:
@@ -211,7 +211,8 @@ class GraniteMoeHybridConfig(GraniteConfig):
 
 
 def _shared_mlp(size: int) -> dict[str, int]:
-    """The shared MLP's size, which must be divided evenly among the ranks; 0 if there is none."""
+    """The shared MLP's size by its description, as in `FamilyConfig.divided`; empty if `size`
+    is 0."""
     return {"the size of the shared MLP": size} if size else {}
 
 

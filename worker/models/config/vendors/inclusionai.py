@@ -69,8 +69,8 @@ class BailingMoeV2Config(FamilyConfig):
 
 
 class LLaDA2MoeConfig(BailingMoeV2Config):
-    """LLaDA 2: Ling 2 trained for block diffusion. In 2.2, the tokens of a block choose among the
-    same few experts (`expert_capacity`) instead of groups."""
+    """LLaDA 2: Ling 2 trained for block diffusion. In 2.2, there are no groups of experts: the
+    tokens of a block choose among the same few experts (`expert_capacity`)."""
 
     architecture = "LLaDA2MoeModelLM"
     model_types = ("llada2_moe",)

@@ -58,7 +58,9 @@ class Lfm2Config(_ConvolutionConfig):
     """Layers with attention if `layer_types` is missing; all layers if neither key is set."""
 
     def derive(self) -> None:
-        """Sets the intermediate size: two thirds of the configured size, rounded up."""
+        """Sets the epsilon of norms and, unless `block_auto_adjust_ff_dim` is false, the
+        intermediate size: two thirds of the configured one, multiplied and rounded up as
+        configured."""
         super().derive()
         if not self.block_auto_adjust_ff_dim:
             return

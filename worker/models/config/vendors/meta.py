@@ -72,7 +72,8 @@ class Llama4Config(FamilyConfig):
     model_types = ("llama4_text",)
     implementation = "llama4:Llama4ForCausalLM"
     harmless = ROUTER_KEYS | words("router_jitter_noise for_llm_compressor")
-    """LLM Compressor sets the latter in checkpoints that have a tensor for each expert."""
+    """Keys without effect. LLM Compressor sets `for_llm_compressor` in checkpoints that have a
+    tensor for each expert."""
     layer_kinds = (FULL, CHUNKED)
     has_chunks = True
     extra_keys = (
@@ -122,7 +123,7 @@ class Llama4Config(FamilyConfig):
         return self.attention_chunk_size
 
     def rotating(self) -> tuple[bool, ...]:
-        """Layers with rotary embedding."""
+        """Whether each layer has rotary embedding."""
         return rotating_layers(
             self.no_rope_layers, self.no_rope_layer_interval, self.num_hidden_layers
         )

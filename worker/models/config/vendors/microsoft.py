@@ -33,8 +33,8 @@ class PhiConfig(FamilyConfig):
 
     @classmethod
     def read(cls, raw: RawConfig) -> Self:
-        """Reads the content of config.json. Raises ValueError like `FamilyConfig.read`, and for the
-        keys and tensors of Phi's first releases."""
+        """Reads the content of config.json. Raises ValueError like `FamilyConfig.read`, and for
+        checkpoints that predate transformers' support for Phi."""
         if raw.get("model_type") == "phi-msft":
             raise ValueError(
                 "model_type 'phi-msft' in config.json is not supported: this checkpoint predates "

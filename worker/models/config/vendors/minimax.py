@@ -97,7 +97,7 @@ class _SparseAttention(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MiniMaxM3Config(FamilyConfig):
-    """The language model of MiniMax-M3: block-sparse attention and experts in all but the first
+    """The language model of MiniMax-M3: block-sparse attention and experts in all but the first few
     layers."""
 
     architecture = "MiniMaxM3SparseForCausalLM"
@@ -135,9 +135,10 @@ class MiniMaxM3Config(FamilyConfig):
     scoring_func: Literal["sigmoid"] = "sigmoid"
     use_routing_bias: Yes = True
     moe_layer_freq: list[Literal[0, 1]] | None = None
-    """1 for each layer with experts, otherwise 0; replaces `mlp_layer_types`."""
+    """1 for each layer with experts, otherwise 0; read if `mlp_layer_types` is missing."""
     sparse_attention_config: dict[str, Any] | None = None
-    """Overrides `layer_types` and the next five fields, which transformers writes instead."""
+    """Sizes and layers of sparse attention, for which transformers writes `layer_types` and the
+    next five fields instead."""
     index_n_heads: Count = 4
     index_head_dim: Count = 128
     index_block_size: Count = 128
@@ -165,7 +166,8 @@ class MiniMaxM3Config(FamilyConfig):
             )
 
     def _set_sparse(self, table: dict[str, Any]) -> None:
-        """Sets the fields that `sparse_attention_config` overrides."""
+        """Sets `layer_types` and the sizes of sparse attention from `sparse_attention_config`;
+        raises ValueError if it is malformed or contradicts `layer_types`."""
         key = "sparse_attention_config"
         try:
             sparse = msgspec.convert(table, analyzed(_SparseAttention))

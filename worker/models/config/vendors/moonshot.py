@@ -54,7 +54,8 @@ class KimiLinearConfig(LatentFamilyConfig):
     """Whether latent attention has no rotary embedding."""
     q_lora_rank: Count | None = None
     linear_attn_config: dict[str, Any] | None = None
-    """Overrides `layer_types` and the next three fields, which transformers writes instead."""
+    """Sizes and layers of linear attention, for which transformers writes `layer_types` and the
+    next three fields instead."""
     linear_num_heads: Count = 32
     linear_head_dim: Count = 128
     linear_conv_kernel_dim: Count = 4
@@ -72,8 +73,8 @@ class KimiLinearConfig(LatentFamilyConfig):
     first_k_dense_replace: Index | None = None
 
     def derive(self) -> None:
-        """Reads `linear_attn_config`. Drops a `head_dim` that no layer uses: the hidden size
-        divided by the number of heads."""
+        """Reads `linear_attn_config`. Drops `head_dim` if it is the hidden size divided by the
+        number of heads, a size that no layer uses."""
         if self.head_dim == self.hidden_size // self.num_attention_heads:
             self.head_dim = None
         table = self.linear_attn_config
@@ -107,7 +108,7 @@ class KimiLinearConfig(LatentFamilyConfig):
         self.layer_types = kinds
 
     def layer_kind(self, index: int) -> str:
-        """Full attention in every fourth layer."""
+        """Full attention in layers 4, 8, 12 and so on (0-based), otherwise linear attention."""
         return FULL if index and index % 4 == 0 else LINEAR
 
     def rotating(self) -> tuple[bool, ...]:

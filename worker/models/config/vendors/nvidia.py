@@ -1,4 +1,5 @@
-"""Schemas of Nemotron 4 and Minitron (huggingface.co/nvidia). Does not import torch."""
+"""Schemas of Nemotron 4, Minitron, Nemotron-H and Nemotron 3 (huggingface.co/nvidia). Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -153,7 +154,8 @@ class NemotronHConfig(FamilyConfig):
         return checked_mamba(config, "mamba_num_heads", "n_groups", self.time_step_limit)
 
     def moe(self) -> MoeConfig | None:
-        """DeepSeek V3's routing, with a shared expert of a different size."""
+        """DeepSeek V3's routing, with a shared expert of a different size; None if no layer has
+        experts."""
         kinds = enumerate(self.kinds_of_layers())
         others = frozenset(index for index, kind in kinds if kind != "moe")
         if len(others) == self.num_hidden_layers:
@@ -162,7 +164,8 @@ class NemotronHConfig(FamilyConfig):
         return replace(grouped_experts(self, others), shared_size=shared)
 
     def mtp(self) -> MtpConfig | None:
-        """The MTP head, which consists of one attention block and blocks without a cache."""
+        """The MTP head, which consists of one attention block and blocks without a cache; None if
+        there are other blocks."""
         kinds = self._head_kinds()
         experts = {"moe"} if self.moe() is not None else set()
         if kinds.count(FULL) != 1 or set(kinds) - {FULL, "mlp"} - experts:

@@ -38,8 +38,8 @@ class LagunaConfig(FamilyConfig):
     qkv_bias: No = False
     use_qk_norm: Yes = True
     gating: bool | Literal["per-head", "per-element"] = True
-    """Whether the gate of the attention output has one feature per head (true), or one per output
-    feature."""
+    """Size of the gate of the attention output: one feature per head (true or "per-head"), or one
+    per output feature ("per-element")."""
     gating_types: list[Literal["per_head", "per_element"]] | None = None
     rope_theta: Number = 500000.0
     swa_rope_theta: Number = 10000.0
@@ -75,8 +75,8 @@ class LagunaConfig(FamilyConfig):
         return keys
 
     def derive(self) -> None:
-        """Checks the kind of the gate and the lists of layers, and sets the layer types from
-        `mlp_only_layers` if `mlp_layer_types` is missing."""
+        """Checks the kind of the gate and the lists of layers, and sets `mlp_layer_types` from
+        `mlp_only_layers` if it is missing."""
         if self.gating is False:
             raise ValueError(
                 "gating = false in config.json is not supported: it must be true, 'per-head' or "

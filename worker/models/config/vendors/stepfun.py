@@ -87,7 +87,7 @@ class Step3p5Config(FamilyConfig):
     """Types of the multi-token prediction layers, which may also be the last ones of
     `layer_types`."""
     moe_layers_enum: str | list[Index] | None = None
-    """Layers with experts, separated by commas; replaces `mlp_layer_types`."""
+    """Layers with experts, as a list or separated by commas, if `mlp_layer_types` is missing."""
     use_moe: Yes = True
     moe_every_n_layer: Literal[1] = 1
     moe_router_activation: Literal["sigmoid"] = "sigmoid"
@@ -127,7 +127,8 @@ class Step3p5Config(FamilyConfig):
         return keys
 
     def derive(self) -> None:
-        """Checks the per-layer lists, and sets the layer types from `moe_layers_enum`."""
+        """Checks the per-layer lists, and sets `mlp_layer_types` from `moe_layers_enum` if it is
+        missing."""
         count, sparse = self.num_hidden_layers, self.moe_layers_enum
         for key in ("swiglu_limits", "swiglu_limits_shared"):
             limits = getattr(self, key)
@@ -167,7 +168,7 @@ class Step3p5Config(FamilyConfig):
         return self.num_nextn_predict_layers
 
     def layer_heads(self) -> tuple[int, ...]:
-        """Number of query heads per layer; sliding-window layers have more."""
+        """Number of query heads per layer; sliding-window layers may have more than the others."""
         heads = self._sliding_heads()
         kinds = self.kinds_of_layers()
         listed = {
@@ -214,7 +215,8 @@ class Step3p5Config(FamilyConfig):
         return replace(first, further=tuple(further))
 
     def _head(self, number: int, kind: str) -> MtpConfig:
-        """A head, without further ones: its number and the type of its layer."""
+        """The MTP head with index `number`, without further heads; `kind` is the type of its
+        layer."""
         has_window = kind == SLIDING
         layer = f"model.layers.{self.num_hidden_layers + number}."
         return MtpConfig(

@@ -1,4 +1,4 @@
-"""Schemas of Hunyuan and Youtu (huggingface.co/tencent). Does not import torch."""
+"""Schemas of Hunyuan, Hy3 and Youtu (huggingface.co/tencent). Does not import torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class HunYuanDenseV1Config(FamilyConfig):
     attention_bias: bool = False
     use_qk_norm: Yes = True
     attention_head_dim: Count | None = None
-    """Repeats the size of a head."""
+    """Size of a head; must match `head_dim` or, if that is missing, the hidden size divided by the
+    number of heads."""
     norm_type: Literal["rms"] = "rms"
     use_rotary_pos_emb: Yes = True
 

@@ -31,7 +31,7 @@ class FalconConfig(FamilyConfig):
     parallel_attn: Yes = True
 
     def derive(self) -> None:
-        """Sets sizes that are derived from others."""
+        """Sets the number of KV heads to 1, the intermediate size, and the epsilon of norms."""
         self.num_key_value_heads = 1
         self.intermediate_size = self.ffn_hidden_size or 4 * self.hidden_size
         self.rms_norm_eps = self.layer_norm_epsilon
@@ -97,8 +97,8 @@ class FalconH1Config(FamilyConfig):
         return frozenset(range(self.num_hidden_layers))
 
     def mamba(self) -> MambaConfig:
-        """Mamba-2 layers, possibly without a norm. The factor of their input is applied to the
-        projections."""
+        """Mamba-2 layers, possibly without a norm. `ssm_in_multiplier`, the factor of their input,
+        is part of `multipliers`."""
         size = self.mamba_d_ssm or self.mamba_expand * self.hidden_size
         num_heads = self.mamba_n_heads
         before = self.mamba_norm_before_gate

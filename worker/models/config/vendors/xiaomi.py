@@ -82,9 +82,9 @@ class MiMoV2FlashConfig(FamilyConfig):
     """Number of earlier tokens that a token attends to. Overrides transformers' `sliding_window`,
     which also counts the token itself."""
     hybrid_layer_pattern: list[Literal[0, 1]] | None = None
-    """1 for each layer with a sliding window, otherwise 0; replaces `layer_types`."""
+    """1 for each layer with a sliding window, otherwise 0; an alternative to `layer_types`."""
     moe_layer_freq: list[Literal[0, 1]] | None = None
-    """1 for each layer with experts, otherwise 0; replaces `mlp_layer_types`."""
+    """1 for each layer with experts, otherwise 0; an alternative to `mlp_layer_types`."""
     n_routed_experts: Count = 256
     n_shared_experts: Literal[0] | None = None
     num_experts_per_tok: Count = 8
@@ -107,8 +107,8 @@ class MiMoV2FlashConfig(FamilyConfig):
         return keys
 
     def derive(self) -> None:
-        """Checks that heads of sliding-window layers have the same sizes as the others, and sets
-        the lists of layers."""
+        """Checks that sliding-window layers have the same number and sizes of query heads as the
+        others, and sets `layer_types` and `mlp_layer_types`."""
         for key, size, other, own in (
             ("swa_head_dim", self.swa_head_dim, "head_dim", self.head_dim),
             ("swa_v_head_dim", self.swa_v_head_dim, "v_head_dim", self.v_head_dim),

@@ -81,7 +81,7 @@ class Glm4MoeConfig(FamilyConfig):
 
 
 class Glm4MoeLiteConfig(DeepseekV3Config):
-    """GLM-4.7-Flash: DeepSeek V3's layers; transformers lists those with experts in
+    """GLM-4.7-Flash: DeepSeek V3's layers. transformers lists the layers with experts in
     `mlp_layer_types`."""
 
     architecture = "Glm4MoeLiteForCausalLM"
