@@ -27,7 +27,7 @@ class ChaosOptions:
     num_streams: int = 12
     """Number of concurrent clients; each sends its next request after the previous answer."""
     output_len: int = 300
-    """Maximum tokens per answer."""
+    """Maximum number of tokens per answer."""
     duration_s: float = field(default=1200.0, metadata={"flag": "--duration"})
     """Seconds during which faults are injected."""
     period_s: float = field(default=20.0, metadata={"flag": "--period"})
