@@ -47,9 +47,8 @@ def _choose(scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -
     if routing.scoring in ("softmax of chosen", "sigmoid of chosen"):
         chosen, expert_ids = scores.topk(routing.top_k, dim=-1)
         is_softmax = routing.scoring == "softmax of chosen"
-        return ExpertChoice(
-            expert_ids, chosen.softmax(dim=-1) if is_softmax else rowwise.sigmoid(chosen)
-        )
+        weights = chosen.softmax(dim=-1) if is_softmax else rowwise.sigmoid(chosen)
+        return ExpertChoice(expert_ids, weights * routing.scale)
     shares = rowwise.sigmoid(scores) if routing.scoring == "sigmoid" else scores.softmax(dim=-1)
     ranking = shares if bias is None else shares + bias
     if routing.block_capacity:
