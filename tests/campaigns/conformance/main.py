@@ -15,10 +15,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cluster.bench.command import run_measurement
 from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
 from cluster.launch import LocalFleet
 from tests.campaigns.agents.model import model_with_tools
@@ -30,7 +31,8 @@ from tests.support.paths import ROOT
 
 MODEL = "demo"
 KEY = "conformance"
-PARTS = ("official", "clients", "langchain", "twins", "document", "vectors")
+VECTORS = "vectors"
+PARTS = ("official", "clients", "langchain", "twins", "document", VECTORS)
 _PROGRAMS = "tests.campaigns.conformance"
 _SHOWN_FAULTS = 20
 
@@ -64,19 +66,37 @@ class ConformanceOptions:
 
 
 def run_conformance(options: ConformanceOptions) -> Result:
-    """Starts fleets with one worker and runs all parts against them."""
-    outcomes: list[Outcome] = []
+    """Runs all parts, each against a fleet with one worker."""
+    others = tuple(part for part in options.parts if part != VECTORS)
+    if others in ((), options.parts):
+        return _run_on_one_fleet(options)
+    tried = _run_on_one_fleet(replace(options, parts=others))
+    # Vectors need a fleet with --task embed, but a process can only prepare one fleet.
+    command = [sys.executable, "-m", f"{_PROGRAMS}.main", "--json", "--parts", VECTORS]
+    command += [
+        "--clients",
+        options.clients,
+        *(["--model", options.model] if options.model else []),
+    ]
+    vectors = run_measurement(command, VECTORS)
+    return {
+        **tried,
+        "passed": tried["passed"] | vectors["passed"],
+        "skipped": tried["skipped"] | vectors["skipped"],
+        "faults": tried["faults"] + vectors["faults"],
+        "checks": tried["checks"] + vectors["checks"],
+    }
+
+
+def _run_on_one_fleet(options: ConformanceOptions) -> Result:
+    """Starts a fleet with one worker and runs the parts against it."""
     document = None
     with tempfile.TemporaryDirectory() as directory:
         model = str(model_with_tools(options.model, Path(directory)))
-        if set(options.parts) - {"vectors"}:
-            with _serving(model) as endpoint:
-                outcomes += _noted(_tried(options, endpoint))
-                document = _document(options, endpoint) if "document" in options.parts else None
-        if "vectors" in options.parts:
-            program = f"{_PROGRAMS}.vector_clients"
-            with _serving(model, task="embed") as endpoint:
-                outcomes += _noted(outcomes_of(_program(options, "python"), program, endpoint))
+        engine = {"task": "embed"} if VECTORS in options.parts else {}
+        with _serving(model, **engine) as endpoint:
+            outcomes = list(_noted(_tried(options, endpoint)))
+            document = _document(options, endpoint) if "document" in options.parts else None
     return {
         "passed": dict(Counter(_group(one) for one in outcomes if one.verdict == "passed")),
         "skipped": {one.name: one.text for one in outcomes if one.verdict == "skipped"},
@@ -155,6 +175,8 @@ def _tried(options: ConformanceOptions, endpoint: Endpoint) -> Iterator[Outcome]
         yield from outcomes_of(python, f"{_PROGRAMS}.langchain_standard", endpoint)
     if "twins" in options.parts:
         yield from try_twins(endpoint, num_requests=options.num_twins, seed=options.seed)
+    if VECTORS in options.parts:
+        yield from outcomes_of(python, f"{_PROGRAMS}.vector_clients", endpoint)
 
 
 def _document(options: ConformanceOptions, endpoint: Endpoint) -> Report:
