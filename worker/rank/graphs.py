@@ -55,7 +55,8 @@ Replay = Callable[[], None]
 Forward = Callable[[Batch], torch.Tensor]
 """Computes the hidden states [T, hidden] of a batch's tokens."""
 ComputeLogits = Callable[[torch.Tensor, LoraTiles | None], torch.Tensor]
-"""Computes fp32 logits [S, vocab] from hidden states [S, hidden]."""
+"""Computes fp32 logits [S, vocab] from hidden states [S, hidden] and the rows' LoRA tiles (None if
+no row has an adapter)."""
 Drafts = DeviceModelProposer | HeadProposer
 
 

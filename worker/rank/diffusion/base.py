@@ -94,7 +94,7 @@ class BlockBatch:
 
     The mask token is never proposed. Greedy requests get the most likely token; others get a sample
     from the distribution after temperature, top-k, top-p and min-p, keyed by (seed, position,
-    round), and its probability in that distribution.
+    round). Each proposal includes the token's probability in this distribution.
     """
     propose_edits: Callable[[torch.Tensor], EditProposal]
     """Proposes tokens like `propose`, but includes special ones and keeps the logits."""
