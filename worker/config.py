@@ -55,8 +55,8 @@ class SchedulingConfig:
     """Initial admission options, which can be changed at run time."""
     max_num_seqs: int = 0
     """Maximum number of running requests. 0 (default) selects 1,024 on GPUs with at least 70 GiB
-    (except A100), 256 on other GPUs (fewer if linear-attention states would exceed 20 % of GPU
-    memory), and 64 on CPU, limited to --max-num-batched-tokens."""
+    (except A100), 256 on other GPUs and 64 on CPU, limited to --max-num-batched-tokens; fewer on
+    GPUs if the states of linear attention would take more than 20 % of the memory."""
     max_num_batched_tokens: int = 0
     """Maximum number of tokens processed in one step, at least --max-num-seqs; longer prompts are
     split into chunks. 0 (default) selects 8,192 on GPUs with at least 70 GiB (except A100), 2,048

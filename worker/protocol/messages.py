@@ -282,7 +282,7 @@ class TokenDelta(msgspec.Struct, array_like=True):
     """Block diffusion: number of forward passes so far that decoded positions of the request's
     blocks."""
     num_forwards: int = 0
-    """Block diffusion: number of forward passes so far."""
+    """Block diffusion: number of forward passes so far that computed the request's blocks."""
     draft: list[int] | None = None
     """Block diffusion: tokens of the running block, -1 if not decoded; None if not requested."""
     times: FirstTokenTimes | None = None

@@ -113,7 +113,7 @@ async def until_started(
         attempt: makes one complete attempt.
         retry_s: time in seconds, counted from the call, during which retries may begin; 0 for a
             single attempt, inf for no limit.
-        report: called with each delay.
+        report: called with each delay, then with None (see `StartReport`).
         clock: returns seconds.
         sleep: waits for a number of seconds.
         rng: returns uniform random numbers in [0, 1).

@@ -424,7 +424,7 @@ class StepCapture:
         self._streams = streams
         self._show_progress = show_progress
         self.expected = 0
-        """Bytes of device memory that all graphs will take, as measured."""
+        """Estimated bytes of device memory for all graphs; 0 before `measure`."""
 
     def measure(
         self,

@@ -23,7 +23,7 @@ class Proposal(NamedTuple):
     """Proposed tokens for the scored positions of a batch, and their probabilities."""
 
     token_ids: IntArray
-    """[N, B]; meaningless at positions that are not scored."""
+    """[N, B]: proposed tokens; meaningless at positions that are not scored."""
     confidence: FloatArray
     """[N, B]: probability of each token; -1 at positions that are not scored."""
     entropy: FloatArray | None
