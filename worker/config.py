@@ -55,8 +55,8 @@ class SchedulingConfig:
     """Initial admission options, which can be changed at run time."""
     max_num_seqs: int = 0
     """Maximum number of running requests. 0 (default) selects 1,024 on GPUs with at least 70 GiB
-    (except A100), 256 on other GPUs, and 64 on CPU or for models with linear attention, limited to
-    --max-num-batched-tokens."""
+    (except A100), 256 on other GPUs and 64 on CPU, limited to --max-num-batched-tokens; fewer on
+    GPUs if the states of linear attention would take more than 20 % of the memory."""
     max_num_batched_tokens: int = 0
     """Maximum number of tokens processed in one step, at least --max-num-seqs; longer prompts are
     split into chunks. 0 (default) selects 8,192 on GPUs with at least 70 GiB (except A100), 2,048
@@ -122,8 +122,8 @@ class CacheConfig:
     """Prefix caching: keep computed KV pages and reuse them for prompts with the same prefix."""
     host_cache_gib: float | None = None
     """KV offloading: host memory in GiB per worker (total for all ranks) for pages evicted from the
-    prefix cache, which are copied back instead of recomputed; 0 disables it. If unset on CUDA, each
-    GPU gets an equal share of the node's free memory, at most twice the size of its KV cache."""
+    prefix cache, which are copied back instead of recomputed; 0 disables it. If unset on CUDA, the
+    node's GPUs share its free memory minus half of the total, each at most twice its KV cache."""
     host_cache_policy: HostCachePolicy = field(default="auto", metadata=IN_SCHEDULER_CONFIG)
     """When to copy offloaded KV pages back from host memory: always, or (auto) only if recent
     timings predict that copying is faster than recomputing."""
@@ -235,7 +235,7 @@ class DllmConfig:
     blocks of a batch wait for the last one."""
     threshold: float | None = field(default=None, metadata=_DLLM | {"option": "dllm_threshold"})
     """Probability above which a position of a block is decoded; the algorithm's default if unset
-    (0.5 for JointThreshold, 0.95 for others)."""
+    (0.5 for JointThreshold and JointThresholdInDel, 0.95 for others)."""
     disable: tuple[str, ...] = field(default=(), metadata=_DLLM | {"option": "dllm_disable"})
     """List of block-diffusion optimizations to disable, to measure their effect: inplace (running
     blocks keep their slots and pages until one finishes), mixed_rounds (batch prompts with running
@@ -263,10 +263,10 @@ class DllmConfig:
 
 
 class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An adapter in `modules`, given as a JSON object."""
+    """One of the adapters in `LoraConfig.modules`."""
 
     name: str
-    """Model name of requests that use the adapter."""
+    """Name of the adapter, which requests specify as their model."""
     path: str
     """Folder with adapter_config.json and adapter_model.safetensors, as PEFT saves them."""
     base_model_name: str | None = None
@@ -282,7 +282,7 @@ class LoraConfig:
     """LoRA adapters of the model, which requests select by name."""
 
     enabled: bool = field(default=False, metadata={"option": "enable_lora"})
-    """Serve LoRA adapters along with the model. On CPU, implies --cpu-backend torch."""
+    """Serve LoRA adapters along with the model. On CPU, encoders then run in torch."""
     modules: tuple[str, ...] = field(
         default=(),
         metadata={"option": "lora_modules", "argparse": {"action": "extend", "nargs": "+"}},
@@ -299,7 +299,7 @@ class LoraConfig:
     embeddings: bool = field(default=False, metadata={"option": "enable_lora_embeddings"})
     """Support adapters of the embedding and the LM head, whose target_modules include embed_tokens
     or lm_head. Device memory is reserved for them: two values per vocabulary token, for each unit
-    of rank."""
+    of rank. On CPU, implies --cpu-backend torch."""
     max_cpu_loras: int | None = None
     """Maximum number of adapters in host memory, at least --max-loras, which is the default. Others
     are read from disk again before use."""
@@ -360,8 +360,8 @@ class ExecutionConfig:
     """Options for running the model on ranks: backends, CUDA graphs and threads."""
 
     attention_backend: AttentionBackendName = "auto"
-    """Attention backend. auto selects triton on CUDA and leaves attention to --cpu-backend on CPU,
-    where torch implies --cpu-backend torch. flash runs prompts of 1,024 tokens or more on
+    """Attention backend. auto selects triton on CUDA, and the attention of --cpu-backend on CPU;
+    torch implies --cpu-backend torch there. flash runs prompts of 1,024 tokens or more on
     FlashAttention 4, which the extra rayfleet[gpu] installs."""
     overlap_depth: int = 1
     """Overlap scheduling: number of steps, 0 or 1, launched before the result of the previous step
@@ -370,11 +370,11 @@ class ExecutionConfig:
     """Disable CUDA graphs, which otherwise replay decode steps, small steps with prefill or draft
     tokens, and passes over the running blocks of block-diffusion models."""
     cudagraph_capture_sizes: tuple[int, ...] = ()
-    """Sizes, in tokens, of the steps to capture as CUDA graphs: decode steps up to --max-num-seqs,
-    steps with prefill or draft tokens up to --max-num-batched-tokens, and passes of block-diffusion
-    models in blocks or canvases. Default: 1, 2, 4, 8, 16 and so on, up to 512 for decode steps; up
-    to 512 (large models) to 2,048 (small ones) for steps with prefill or draft tokens; up to two
-    blocks per request for passes; up to 2,048 tokens for canvases."""
+    """Sizes of the steps to capture as CUDA graphs: in tokens for decode steps (up to
+    --max-num-seqs) and steps with prefill or draft tokens (up to --max-num-batched-tokens), in
+    blocks or canvases for block diffusion. Default: 1, 2, 4, 8, 16 and so on, up to 512 for decode
+    steps, 512 (large models) to 2,048 (small ones) for steps with prefill or draft tokens, two
+    blocks per request for block diffusion, and 2,048 tokens for canvases."""
     cpu_threads: int = 0
     """Maximum number of compute threads per rank on CPU; 0 divides the cores among the ranks."""
     cpu_backend: CPUBackend = "auto"

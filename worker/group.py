@@ -117,7 +117,7 @@ class WorkerGroup:
             traces_endpoint: URL to export spans to; if empty, OpenTelemetry's environment variables
                 are used.
             startup_retry_s: time in seconds within which retries may begin; inf for no limit.
-            report: called with the reason whenever startup is delayed.
+            report: called with each delay of the startup, then with None (see `StartReport`).
 
         Raises:
             RemoteFailure: a rank failed; the last line of the message is the root cause.

@@ -1,4 +1,4 @@
-"""Offline generation without Ray: the same engine, driven by the caller.
+"""Offline generation without Ray: the engine of workers, driven by the caller.
 
 from worker.llm import LLM, SamplingParams
 

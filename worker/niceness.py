@@ -42,7 +42,7 @@ def yield_cpu_to_others(added: int) -> None:
 
 
 def _yield_cpu_to_other_sessions(niceness: int) -> None:
-    """Also lowers the priority relative to the processes of other sessions.
+    """Lowers the priority of this process relative to the processes of other sessions.
 
     With autogroups, Linux's default outside containers, cores are shared evenly among sessions, and
     niceness only applies within a session. HAProxy, which Ray starts in a separate session, waited

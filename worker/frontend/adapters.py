@@ -26,8 +26,8 @@ class AdapterChecks:
         self._checked: dict[AdapterRef, None] = {}
 
     async def check(self, folder: str, info: EngineInfo | None) -> AdapterCheck:
-        """Checks a folder for an engine. The result is empty if the engine is None, that is, still
-        loading."""
+        """Checks the adapter in a folder for an engine. The result is empty if `info` is None, that
+        is, while the engine is loading."""
         if info is None:
             return AdapterCheck()
         if not info.max_loras:

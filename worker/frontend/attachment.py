@@ -25,8 +25,8 @@ class CacheMirror:
 
     def __init__(self) -> None:
         self._tiers: dict[Tier, dict[int, int | None]] = {"device": {}, "host": {}}
-        """Parent hash by block hash, for each tier. Since the engine evicts leaves first, parents
-        precede children on the device, and follow them on the host."""
+        """Parent hash by block hash, for each tier. Parents precede their children on the device.
+        On the host, they follow them, since the engine evicts leaves first."""
 
     def apply(self, events: Iterable[BlockEvent]) -> None:
         """Applies the block events of one step."""

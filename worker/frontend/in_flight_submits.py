@@ -17,10 +17,11 @@ class _SentSubmit(NamedTuple):
 
 
 class InFlightSubmits:
-    """Submits of all gateways in one epoch that are between the frontend and rank 0.
+    """Submits of all gateways in one epoch that were sent to rank 0, but are not included in its
+    last reported load.
 
     Every load sent to gateways includes them, so that each gateway immediately takes the requests
-    of the others into account. If there are none, nothing is added to a load.
+    of the others into account.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class InFlightSubmits:
         self._last_ordinal = max(self._last_ordinal, last_ordinal)
 
     def added_to(self, load: LoadSnapshot) -> LoadSnapshot:
-        """The load, with the submits that it does not include yet counted in its reserved part."""
+        """The load, with the submits that it does not include yet counted as reserved."""
         while self.submits and self.submits[0].ordinal <= load.num_submits_seen:
             self._num_tokens -= self.submits.popleft().num_tokens
         return msgspec.structs.replace(

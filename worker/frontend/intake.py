@@ -15,13 +15,14 @@ from worker.protocol.queue_limits import QueueLimits, queue_full
 from worker.protocol.sampling import SamplingParams
 
 SLICE_BYTES = 1 << 16
-"""Maximum encoded size of a slice in bytes; the event loop runs between slices. The largest
-parameters that a single request can have, 33 KB, take 0.8 ms to decode and validate."""
+"""Maximum encoded size, in bytes, of a slice: the submits and parameters that are decoded before
+the event loop runs again. The largest parameters that a single request can have, 33 KB, take 0.8 ms
+to decode and validate."""
 SLICE_SUBMITS = 512
 """Maximum number of submits per slice. Each takes about 10 us here and 20 us at rank 0."""
 SLICE_ENTRIES = 1 << 14
-"""Maximum number of texts and tokens in parameters that rank 0 decodes between steps. Each
-takes about 0.1 us."""
+"""Maximum number of texts and token ids in the sampling parameters that rank 0 decodes between
+steps. Each takes about 0.1 us."""
 
 
 class _RawBatch(msgspec.Struct):
@@ -118,7 +119,7 @@ class _Slice:
         self._num_submits = self._num_bytes = 0
 
     def is_over(self, num_bytes: int) -> bool:
-        """Counts an object of `num_bytes` bytes; returns whether it begins a new slice."""
+        """Counts an object of `num_bytes` bytes; returns whether a new slice begins with it."""
         is_over = (
             self._num_submits == SLICE_SUBMITS or 0 < self._num_bytes > SLICE_BYTES - num_bytes
         )

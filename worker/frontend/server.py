@@ -345,7 +345,8 @@ class WorkerFrontend:
 
     def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
         """Adds submits to the load. Immediately sends the load and the submits' prompts to other
-        gateways, so that they choose this worker only for prompts with the same prefixes."""
+        gateways, so that they take the load into account, and route prompts with the same prefixes
+        to this worker."""
         self._reserved.add(submits, last_ordinal)
         if self._sessions is None and any(submit.session is not None for submit in submits):
             self._sessions = SessionLoad()

@@ -62,7 +62,8 @@ class StepWatchdog:
             self._limits = {seq: s for seq, s in self._limits.items() if seq > done}
 
     def tick(self, elapsed_s: float) -> str | None:
-        """Advances the time; returns the problem if the group is hung."""
+        """Advances the time by `elapsed_s` seconds; returns the problem if the group is hung,
+        otherwise None."""
         if not (self._awaits and self._timeout_s):
             return None
         self._waited_s += elapsed_s

@@ -17,7 +17,7 @@ def adapter_metrics(labels: Sequence[str], totals: AdapterTotals) -> Iterator[Me
 
     Args:
         labels: values of (model_name, worker_id).
-        totals: adapters and totals.
+        totals: adapters in the worker's memory, and totals of loading them.
     """
     for field, (name, text) in exported(AdapterTotals, AsGauge).items():
         gauge = GaugeMetricFamily(f"rayfleet_{name}", text, labels=_LABELS)

@@ -105,7 +105,8 @@ _STEP_PHASES: dict[str, tuple[str, Callable[[StepTimes], float]]] = {
 
 
 _PROTOCOL = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-"""Gauges of the Gateway API's model server protocol, except the cache configuration."""
+"""Gauges of the model server protocol of the Gateway API Inference Extension, except the cache
+configuration."""
 
 
 def worker_metrics(view: WorkerView, *, vllm_names: bool = False) -> Iterator[Metric]:
@@ -187,7 +188,8 @@ def _startup(view: WorkerView) -> Metric:
 
 
 def _cache_config(name: str, view: WorkerView) -> Metric:
-    """Info family of the KV cache, with the labels of the Gateway API's model server protocol."""
+    """Info family of the KV cache, with the labels of the model server protocol of the Gateway API
+    Inference Extension."""
     family = InfoMetricFamily(name, "Configuration of the KV cache.", labels=LABELS)
     if view.info is not None:
         page_size = view.info.page_size

@@ -13,7 +13,7 @@ class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
     """One version of a LoRA adapter."""
 
     name: str
-    """Model name of requests that use the adapter."""
+    """Name of the adapter, which requests specify as their model."""
     folder: str
     """Folder of the adapter on the workers' nodes."""
     version: str
@@ -31,7 +31,7 @@ class AdapterCheck(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AdapterTotals(msgspec.Struct, array_like=True):
-    """Adapters of a worker, and totals since the epoch began."""
+    """LoRA adapters in a worker's memory, and totals of loading them since the epoch began."""
 
     on_device: list[str] = []
     """Versions of adapters on the device."""

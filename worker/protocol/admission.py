@@ -47,7 +47,8 @@ class AdmissionOptions:
     """Use fifo in every Nth admission round under pack; 0 disables this. Starvation is prevented in
     either case."""
     prefill_max_tokens: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Maximum prompt tokens per step; 0 for no limit other than --max-num-batched-tokens."""
+    """Maximum number of prompt tokens per step; 0 for no limit other than --max-num-batched-tokens.
+    """
     default_tpot_ms: int = field(default=80, metadata=IN_SCHEDULER_CONFIG)
     """Target time per output token, in milliseconds, of requests without `slo.tpot_ms`; 0 for none.
     Prefill is limited so that a step's predicted time does not exceed the smallest target of its

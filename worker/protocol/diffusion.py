@@ -17,7 +17,7 @@ DllmAlgorithm = Literal[
 EDITING: Final = ("JointThreshold", "JointThresholdInDel")
 """Algorithms that may replace tokens that are already decoded."""
 CANVAS_ALGORITHM: Final = "Gemma4Renoise"
-"""Algorithm of models with canvases, which support no other. Named as in SGLang."""
+"""The only algorithm that models with canvases support, named as in SGLang."""
 DllmFeature = Literal[
     "inplace",
     "mixed_rounds",
@@ -55,8 +55,8 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     the most confident position always is (LowConfidence, JointThreshold, JointThresholdInDel; with
     a grammar, all algorithms)."""
     steps: int | None = None
-    """Maximum number of rounds per block. Positions are distributed evenly over the rounds: each
-    round decodes at least this number (LowConfidence), or exactly this number (LowConfidenceStatic,
+    """Maximum number of rounds per block, over which the positions are distributed evenly: each
+    round decodes at least its share (LowConfidence), or exactly its share (LowConfidenceStatic,
     Sequential). The default is the block size, for one position per round. For canvases, the
     checkpoint specifies the default."""
     entropy_bound: float | None = None
@@ -64,9 +64,11 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     nats, does not exceed this bound; the first position always is (EntropyBounded). The default is
     0.35; for canvases, the checkpoint specifies it."""
     edit_threshold: float | None = None
-    """Probability above which a decoded token is replaced by another (JointThreshold)."""
+    """Probability above which a decoded token is replaced by another (JointThreshold,
+    JointThresholdInDel)."""
     max_post_edit_steps: int | None = None
-    """Maximum number of edit rounds after a block is fully decoded (JointThreshold)."""
+    """Maximum number of edit rounds after a block is fully decoded (JointThreshold,
+    JointThresholdInDel)."""
     penalty: float | None = None
     """Penalty subtracted, at each position, from the logit of the token at the preceding position
     (JointThreshold)."""

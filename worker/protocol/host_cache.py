@@ -14,8 +14,8 @@ always."""
 class HostCacheTotals(msgspec.Struct, array_like=True):
     """Totals of the host-memory tier since the epoch began.
 
-    A page is either on the device or in this tier, never in both, and is stored each time it leaves
-    the device.
+    A page is either on the device or in this tier, never in both, and is copied to the tier each
+    time it is evicted from the device.
     """
 
     num_pages: int = 0
@@ -30,13 +30,13 @@ class HostCacheTotals(msgspec.Struct, array_like=True):
     """Number of pages evicted from the tier without having been reused."""
     num_recomputed: int = 0
     """Number of pages recomputed although they were in the tier, because that was faster, or
-    because a request sampled the same tokens as another one."""
+    because a request sampled the tokens that a page in the tier was computed from."""
     num_resumed_tokens: int = 0
     """Number of computed tokens of preempted requests, counted when they are readmitted."""
     num_resumed_cached_tokens: int = 0
-    """Number of those tokens (`num_resumed_tokens`) that were still on the device."""
+    """Number of the tokens in `num_resumed_tokens` that were still on the device."""
     num_resumed_loaded_tokens: int = 0
-    """Number of those tokens (`num_resumed_tokens`) that were copied back from the host."""
+    """Number of the tokens in `num_resumed_tokens` that were copied back from the host."""
     load_s: float = 0.0
     """Total time of copies back to the device, in seconds."""
     num_hit_tokens: int = 0

@@ -32,8 +32,8 @@ class Problem(NamedTuple):
     message: str
     """Message for the client, which includes the value and the limit."""
     overflow: Overflow | None = None
-    """Set if the prompt exceeds the context length, so that each API can word the error its own
-    way."""
+    """Token counts if the prompt exceeds the context length, so that each API can word the error
+    its own way; otherwise None."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -135,7 +135,8 @@ def too_long(found: str, num_tokens: int, max_tokens: int, limits: Limits | None
     `maximum context length is N tokens` and `reduce the length of the messages`: keep both phrases.
 
     Args:
-        found: the length of the prompt, as a clause of the message.
+        found: clause of the message that states the length of the prompt, such as "your prompt has
+            9000 tokens".
         num_tokens: number of tokens in the prompt; a lower bound if it is not tokenized.
         max_tokens: maximum number of tokens of prompt plus completion.
         limits: the engine's limits, so that the message mentions the KV cache if its size is the

@@ -41,7 +41,7 @@ class PoolingOptions:
     checkpoint."""
     pooling_type: PoolingTypeName | None = field(default=None, metadata=_IN_POOLER_CONFIG)
     """Pooling: hidden state of the last token, mean over all tokens, or hidden state of the first
-    token (cls). If unset, the checkpoint's pooling configuration, or last if there is none."""
+    token (cls). If unset, as the checkpoint specifies, or last if it specifies nothing."""
     normalize: bool | None = field(default=None, metadata=_IN_POOLER_CONFIG)
     """Whether to L2-normalize embeddings. If unset, as the checkpoint specifies, or true if it
     specifies nothing."""
@@ -80,8 +80,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     dimensions: int | None = None
-    """Number of leading dimensions of the embedding to return (matryoshka); None for all. The
-    shortened embedding is L2-normalized again."""
+    """Number of leading dimensions of the embedding to return (matryoshka); None for all. If
+    embeddings are L2-normalized, this applies to the shortened embedding."""
     normalize: bool | None = None
     """Whether to L2-normalize the embedding; None for the model's default."""
 
@@ -94,7 +94,7 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
     """Properties of a pooling model, which are part of EngineInfo."""
 
     task: Literal["embed", "classify"]
-    """embed returns the pooled hidden state, classify the logits of a head."""
+    """Task of the model: embed returns the pooled hidden state, classify the logits of a head."""
     pooling_type: PoolingType
     size: int
     """Size of a vector: the hidden size, or the number of labels."""

@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# The exponential backoff of gRPC's connections (doc/connection-backoff.md).
 FIRST_DELAY_S = 1.0
 DELAY_FACTOR = 1.6
 MAX_DELAY_S = 120.0
 JITTER = 0.2
-"""Jitter of each delay, as a fraction of it, which spreads the retries of a fleet's replicas when
-the Hub is reachable again. The exponential backoff (first delay and maximum delay in seconds,
-factor, jitter) is the same as in gRPC's connection backoff (doc/connection-backoff.md)."""
+"""Maximum deviation of each delay, as a fraction of it, so that the replicas of a fleet do not all
+retry at the same time."""
 MAX_REASON_CHARS = 300
 """Maximum length in characters of a reason in one line; the log has the full text."""
 
@@ -113,7 +113,7 @@ async def until_started(
         attempt: makes one complete attempt.
         retry_s: time in seconds, counted from the call, during which retries may begin; 0 for a
             single attempt, inf for no limit.
-        report: called with each delay.
+        report: called with each delay, then with None (see `StartReport`).
         clock: returns seconds.
         sleep: waits for a number of seconds.
         rng: returns uniform random numbers in [0, 1).

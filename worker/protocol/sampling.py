@@ -99,9 +99,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids: tuple[int, ...] | None = None
     """Tokens that may be sampled; None allows all."""
     logprobs: int | None = None
-    """Number of most likely tokens to report with each generated token, with log-probabilities;
-    None disables it. They are computed from the model's logits, before temperature, penalties
-    and other processing."""
+    """Number of most likely tokens to report with each generated token; None reports no
+    log-probabilities. Log-probabilities are computed from the model's logits, before temperature,
+    penalties and other processing."""
     logprob_token_ids: tuple[int, ...] = ()
     """Tokens to report with each generated token instead of the most likely ones, in this order;
     requires `logprobs`."""
@@ -168,7 +168,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         )
 
     def _normalize(self) -> None:
-        """Converts shorthands such as stop="a" or stop=["a", "b"] to tuples."""
+        """Converts shorthands such as stop="a" to tuples, removes duplicate token ids, and clamps
+        biases."""
         changed: dict[str, object] = {
             "stop_token_ids": tuple(self.stop_token_ids),
             "logprob_token_ids": tuple(dict.fromkeys(self.logprob_token_ids)),

@@ -39,14 +39,14 @@ _FORGOTTEN_EVERY = 2 * len(_SCALES)
 """Number of observations between forgetting steps: twice the number of terms, so that they
 cover all combinations of terms that vary."""
 _EXCITED = 0.05
-"""Minimum contribution of a combination of terms for observations to be informative about it, as a
-fraction of the steps' time (root mean square). Similar steps differ by a few percent. Values of
-0.01 to 0.2 lead to the same plans for long prompts."""
+"""Minimum contribution of a combination of terms to the time of recent steps (root mean square, as
+a fraction of that time) for these steps to count as information about the combination. Similar
+steps differ by a few percent. Values of 0.01 to 0.2 lead to the same plans for long prompts."""
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior relative to one observation."""
 _SHORTEST_S = 1e-4
-"""Minimum duration assumed for an observation, in seconds: prediction errors are divided by the
-duration."""
+"""Minimum duration assumed for an observation, in seconds, since prediction errors are divided by
+the duration."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,9 @@
 """WorkingSets: tokens of the KV cache that live agent sessions need on one worker.
 
 A session is a conversation that continues within seconds, such as a coding agent's. While it is
-live (in flight, or ended less than `live_s` ago), its context should stay in the cache. Gateways
-and workers use the same class: a gateway for its own sessions, a worker for those of all gateways.
+live (a request is in flight, or ended less than `live_s` ago), its context should stay in the
+cache. Gateways and workers use the same class: a gateway for its own sessions, a worker for those
+of all gateways.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ class SessionUse(msgspec.Struct, array_like=True, frozen=True):
     shared_key: int = 0
     """Block hash at the end of the prefix that other sessions share; 0 if there is none."""
     shared_tokens: int = 0
-    """Number of tokens of that prefix."""
+    """Number of tokens in the prefix that ends at `shared_key`."""
     live_s: float = 0.0
     """Seconds after the end of a request during which the session counts as live."""
     displaced: tuple[int, ...] = ()
-    """Keys of contexts that no longer count on this worker, even with requests in flight."""
+    """Keys of contexts that are no longer part of the worker's working set, even if they have
+    requests in flight."""
 
 
 class _Held:

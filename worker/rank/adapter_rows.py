@@ -37,8 +37,8 @@ class AdapterRows:
         return _arrays(self._adapters, self._num_tiles)
 
     def selected(self, tokens: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of `all`, restricted to the given token indices. Their token numbers are
-        positions in `tokens`."""
+        """The arrays of `all`, restricted to the given token indices. In them, tokens are numbered
+        by their positions in `tokens`."""
         return _arrays(self._adapters[tokens], 0)
 
     def on_host(self, logits_indices: torch.Tensor | None) -> StepAdapters:

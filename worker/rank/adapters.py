@@ -98,7 +98,7 @@ class RankAdapters:
 
     @contextmanager
     def of(self, batch: Batch) -> Iterator[None]:
-        """Sets the adapters of a batch's tokens for its forward pass."""
+        """Context in which layers apply the adapters of a batch's tokens, for its forward pass."""
         if batch.has_adapters:
             assert batch.staged is not None, "the compiled library has no adapters"
             selected = batch.selected_adapters
@@ -114,7 +114,8 @@ class RankAdapters:
 
     @contextmanager
     def of_logits(self, tiles: LoraTiles | None, num_rows: int) -> Iterator[None]:
-        """Sets the adapters that the LM head applies to rows; `tiles` is None if no row has one."""
+        """Context in which the LM head applies adapters to `num_rows` rows; `tiles` is None if no
+        row has one."""
         vocabulary = self._adapters.vocabulary
         rows = None if vocabulary is None else vocabulary.head_rows
         if rows is None or tiles is None:

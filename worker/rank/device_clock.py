@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from worker.plan.plan import RankTimes
 
 _LARGEST_LAG_S = 1e-3
-"""Maximum seconds between a step's end and its observation by a waiting host: longer than a
-wake-up, and short enough that clock drift exceeds it only once in thousands of steps."""
+"""Maximum time in seconds between a step's end and its observation by a waiting host: longer than a
+wake-up, and so long that clock drift exceeds it only once in thousands of steps."""
 
 _LONGEST_CHAIN_S = 1.0
 """Idle time before a step, in seconds, after which a new chain begins."""

@@ -55,7 +55,8 @@ Replay = Callable[[], None]
 Forward = Callable[[Batch], torch.Tensor]
 """Computes the hidden states [T, hidden] of a batch's tokens."""
 ComputeLogits = Callable[[torch.Tensor, LoraTiles | None], torch.Tensor]
-"""Computes fp32 logits [S, vocab] from hidden states [S, hidden]."""
+"""Computes fp32 logits [S, vocab] from hidden states [S, hidden] and the rows' LoRA tiles (None if
+no row has an adapter)."""
 Drafts = DeviceModelProposer | HeadProposer
 
 
@@ -423,7 +424,7 @@ class StepCapture:
         self._streams = streams
         self._show_progress = show_progress
         self.expected = 0
-        """Bytes of device memory that all graphs will take, as measured."""
+        """Estimated bytes of device memory for all graphs; 0 before `measure`."""
 
     def measure(
         self,

@@ -71,7 +71,7 @@ def default_host_bytes(bound: MemoryBound, num_ranks: int, cache_bytes: int) -> 
     useful.
 
     Args:
-        bound: memory of the node.
+        bound: limit on the node's memory.
         num_ranks: maximum number of ranks on the node, among which the memory is divided.
         cache_bytes: bytes of the rank's KV cache on the device.
     """
@@ -126,7 +126,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _reclaimable(statistics: Path, prefix: str) -> int:
-    """Bytes of page cache, excluding shared memory."""
+    """Bytes of page cache in a cgroup's memory statistics, excluding shared memory."""
     try:
         rows: Sequence[list[str]] = [line.split() for line in statistics.read_text().splitlines()]
     except OSError:

@@ -48,7 +48,7 @@ class Loads:
     is_launched: bool = False
     """Whether all pieces have been copied or, on CUDA, launched."""
     awaited: int = 0
-    """Plan whose rows wait for the loads; 0 if no rows do."""
+    """Sequence number of the Plan whose rows wait for the loads; 0 if no rows do."""
     ms: float = 0.0
     """Milliseconds spent copying pieces on CPU."""
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
@@ -94,16 +94,16 @@ class HostPages(ABC):
         self.slots = lazy_zeros((num_slots, ends[-1]), rows[0].dtype)
         """[slots, values of all planes] in host memory."""
         self._unawaited: deque[Loads] = deque()
-        """Loads for which no rows have waited, by Plan."""
+        """Loads for which no rows have waited, in the order of their Plans."""
         self._unreported: deque[Loads] = deque()
-        """Loads whose completion has not been reported, by Plan."""
+        """Loads whose completion has not been reported, in the order of their Plans."""
         self._ended_ms = 0.0
         """Milliseconds of loads that have completed since the last report."""
         self._last_plan_s = -inf
 
     def copy(self, plan: Plan) -> None:
         """Makes a Plan's copies before anything else in the step: all of its stores, and the loads
-        that its rows read (`Plan.loaded`)."""
+        that its rows read (`Plan.loaded`). Then continues other loads for a limited time."""
         now = time.monotonic()
         until = now + min(max(_MIN_S, self._SHARE * (now - self._last_plan_s)), _MAX_S)
         self._last_plan_s = now
@@ -129,7 +129,7 @@ class HostPages(ABC):
         whose loads have not completed (0 if there is none). Called on rank 0.
 
         Args:
-            seq: last completed step.
+            seq: sequence number of the last completed step.
         """
         if not self._unreported and not self._ended_ms:
             return 0.0, 0

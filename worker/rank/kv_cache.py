@@ -36,9 +36,9 @@ def allocate_planes(
     num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
 ) -> list[list[torch.Tensor]]:
     """Planes of all pages, by tensor: those of the layout's tensors, [num_pages, tokens, heads,
-    head_dim] each, then those of `layout.beside`. If a tensor's layer caches index keys, their
-    plane [num_pages, tokens, 1, dim] is its last one. Initialized to zeros, since attention reads
-    unused slots of a page and masks them."""
+    head_dim] each, then those of `layout.beside`. The tensor of a layer that caches index keys has
+    a plane for them, [num_pages, tokens, 1, dim], after its others. Initialized to zeros, since
+    attention reads unused slots of a page and masks them."""
     specs = [layout.spec] * layout.group_size + [group.spec for group in layout.beside]
     tensors = [
         [

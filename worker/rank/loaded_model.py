@@ -39,7 +39,7 @@ class LoadedModel:
     model_config: ModelConfig
     """The model's configuration."""
     model: DecoderModel
-    """The model."""
+    """Model with loaded weights."""
     dtype: torch.dtype
     """Data type of weights and hidden states."""
     cache_dtype: torch.dtype | None

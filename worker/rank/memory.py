@@ -159,8 +159,8 @@ def plan_host_pages(
 ) -> int:
     """Number of pages of one rank's host-memory tier; 0 if there is none.
 
-    A draft model's part of a page is not offloaded: it is recomputed for each request that enters a
-    slot, even if its prefix is cached.
+    A draft model's part of a page is not offloaded. On CPU, it is recomputed for each request that
+    enters a slot, even if its prefix is cached. On CUDA, pages that are copied back do not have it.
 
     Args:
         config: the engine's configuration.
@@ -195,8 +195,8 @@ def plan_host_pages(
 def _default_host_pages(
     config: EngineConfig, group: TensorParallelGroup, page_bytes: int, num_pages: int
 ) -> int:
-    """Number of pages of the tier if its size is not configured: 0 on CPU, or if CPU and GPU share
-    their memory, since the KV cache is then in host memory."""
+    """Number of pages of the tier if its size is not configured: 0 without prefix caching, and 0 on
+    CPU or if CPU and GPU share their memory, since the KV cache is then in host memory."""
     device = group.device
     if device.type != "cuda" or not config.cache.enable_prefix_caching:
         return 0

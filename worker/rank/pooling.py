@@ -193,7 +193,7 @@ class Pooler:
         return PooledVectors(indices=indices, vectors=vectors.float(), sizes=sizes)
 
     def select(self, batch: Batch, step: PooledRows) -> Batch:
-        """The batch of a step, which only computes the hidden states that are needed."""
+        """Limits a step's batch to the hidden states that pooling needs; returns the new batch."""
         if step.tokens is None:
             return batch
         arrays = {} if batch.adapters is None else batch.adapters.selected(step.tokens)

@@ -28,9 +28,9 @@ class ProfilePlans:
     """Steps that only access the dummy page of a cache."""
 
     plans: tuple[Plan, ...]
-    """The largest prefills, then the largest sampling step."""
+    """The largest prefills, then the largest sampling steps."""
     num_tokens: int
-    """Number of tokens of the longest row."""
+    """Number of positions that the cache needs for the longest row and its sampled token."""
 
 
 def profile_plans(

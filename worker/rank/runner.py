@@ -240,7 +240,7 @@ class ModelRunner:
 
         Args:
             step: the step that `forward` returned last.
-            masks: one row of ceil(vocab / 32) int32 words for each row of `Plan.masked`.
+            masks: bitmasks for the rows in `Plan.masked`, as in a Sample message.
         """
         resumed = time.monotonic()
         slot, is_first = step.slot, self.group.rank == 0

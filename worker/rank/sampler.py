@@ -32,7 +32,7 @@ class SamplerOutput:
     tokens: torch.Tensor | None
     """[S] int64: sampled tokens; None if no row samples."""
     acceptance: Acceptance | None = None
-    """Number of accepted tokens per speculative row; None if there are no such rows."""
+    """Accepted tokens of the speculative rows; None if there are no such rows."""
     scores: Scores | None = None
     """Scores of the sampled tokens in `scored_rows`; None if there are none."""
     scored_rows: Sequence[int] = ()

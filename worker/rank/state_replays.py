@@ -61,7 +61,7 @@ class StateReplays:
 
     def __init__(self, num_slots: int, num_tokens: int, device: torch.device) -> None:
         self.num_tokens = num_tokens
-        """Number of cells for kept inputs per slot."""
+        """Number of cells per slot in which the inputs of a draft row are kept."""
         self._positions = torch.full((num_slots,), _NOWHERE, dtype=torch.int64, device=device)
         """[slots]: position of the state of a slot whose last row was a draft row."""
         self._is_drafted = np.zeros(num_slots, dtype=np.bool_)

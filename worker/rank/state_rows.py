@@ -1,5 +1,5 @@
-"""Pieces of a step's rows for linear-attention layers, and arrays for drafts, all staged with the
-rows."""
+"""Arrays of a step for layers that keep states: the pieces into which its rows are divided
+(`StateRows`), and its drafts. They are staged with the rows."""
 
 from __future__ import annotations
 

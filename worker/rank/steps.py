@@ -43,7 +43,8 @@ class ForwardStep:
     pooled: PooledRows | None = None
     """Rows of a pooling model; None for other models."""
     times: tuple[float, float, float]
-    """Host times at the start, after preparation, and after launching the forward pass."""
+    """Host times in seconds: at the start, after preparation, and after launching the forward pass.
+    """
     copy_s: float = 0.0
     """Seconds spent on copies to and from host memory, between the first two of `times`."""
     slot: StepSlot | None

@@ -143,5 +143,6 @@ class StagedArrays:
         return self.packed[start : start + num_bytes].view(_TORCH_TYPES[dtype])
 
     def at(self, buffer: torch.Tensor) -> StagedArrays:
-        """Views of the same arrays in another buffer, to which the bytes of this one are copied."""
+        """The same arrays as views of another buffer, to which the caller copies the bytes of this
+        one."""
         return StagedArrays(buffer, self.kinds)

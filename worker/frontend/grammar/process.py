@@ -32,7 +32,7 @@ _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Settings of a compiling process, passed as its argument."""
+    """Settings of a compiling process, passed to it as JSON on the command line."""
 
     tokenizer: str
     """Checkpoint folder or Hub repository."""
@@ -56,7 +56,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""
     """Backend that compiled the grammar."""
     payload: str = ""
-    """Compiled grammar, for that backend's `load`."""
+    """Compiled grammar, as input for the `load` method of `backend`."""
     problem: str | None = None
     """Reason why the grammar cannot be used; None if it can."""
     is_final: bool = True

@@ -37,7 +37,7 @@ class ChatTemplate:
             raise ValueError(f"syntax error in the chat template: {error}") from error
         in_message = "tools" not in variables and _MESSAGE_TOOLS.search(source) is not None
         self._reads_message_tools = in_message
-        """Whether tools are a field of the system message, as in Phi-4-mini."""
+        """Whether the template reads tools from a field of the system message, as in Phi-4-mini."""
 
     def quotes(self, word: str) -> bool:
         """Whether the source contains `word` as a quoted string, such as the name of a role or
@@ -54,7 +54,7 @@ class ChatTemplate:
         )
 
     def reads(self, *variables: str) -> bool:
-        """Whether the source contains one of these names as a word."""
+        """Whether the source contains one of `variables` as a word."""
         return any(re.search(rf"\b{re.escape(name)}\b", self.source) for name in variables)
 
     def render(

@@ -16,9 +16,9 @@ MAX_HELD_TOKENS = 8
 """Maximum number of tokens held back for an incomplete character; no valid character needs more."""
 
 CONTEXT_TOKENS = 2
-"""Minimum number of preceding tokens with which a token is decoded. Decoders only depend on one: on
-whether the token is the first, or repeats the preceding one. The context is longer if its last two
-tokens would decode to different text without the tokens before them."""
+"""Minimum number of preceding tokens with which a token is decoded. A decoder only needs to know
+the preceding token: whether there is one, and whether the token repeats it. More tokens are used if
+the last two of the context would decode to different text without those before them."""
 
 TRIM_TOKENS = 6
 """Context length in tokens at which the context is cut to CONTEXT_TOKENS. Decoding this many tokens
@@ -38,10 +38,10 @@ REPLACEMENT = "\ufffd"
 class Detokenizer(ABC):
     """Incremental detokenizer of one completion.
 
-    All pieces joined, including that of `flush`, are the text that the completion adds to its
-    prompt: the decoded text of prompt and completion together, without the decoded prompt. A piece
-    never ends within a character: the character's first bytes are held back until the remaining
-    tokens arrive. If the prompt ends within a character, the completion begins with that character.
+    The results of `push` and `flush`, joined, are the text that the completion adds to its prompt:
+    the decoded text of prompt and completion together, without the decoded prompt. A result never
+    ends within a character: the character's first bytes are held back until the remaining tokens
+    arrive. If the prompt ends within a character, the completion begins with that character.
     """
 
     @abstractmethod
@@ -59,9 +59,9 @@ class Pending(NamedTuple):
     data: bytes
     """First bytes of the character; empty if there is none."""
     num_tokens: int
-    """Number of trailing tokens that these bytes belong to."""
+    """Number of trailing tokens that contain the bytes `data`."""
     text: str
-    """Text of those tokens before the incomplete character."""
+    """Text of the last `num_tokens` tokens before the incomplete character."""
 
 
 NOTHING_PENDING = Pending(b"", 0, "")
@@ -206,8 +206,8 @@ class StreamDetokenizer(Detokenizer):
         return piece
 
     def _trim(self) -> None:
-        """Reduces the window to the shortest suffix that decodes to the end of the window's
-        text."""
+        """Reduces the window to its shortest suffix of at least CONTEXT_TOKENS tokens that decodes
+        to the end of the window's text."""
         size = len(self._window)
         for kept in range(CONTEXT_TOKENS, size):
             text = self._decode(self._window[-kept:])
@@ -306,7 +306,7 @@ class RequestText:
         return text
 
     def _show(self, text: str) -> str:
-        """Part of new text that may be returned."""
+        """Records new text; returns the text that may be shown, including text held back before."""
         self._length += len(text)
         if self._checker is not None and self.num_tokens > self._min_tokens:
             text = self._checker.push(text)

@@ -25,7 +25,8 @@ class _TokenizerFile(msgspec.Struct):
     """Parts of tokenizer.json that define token ids."""
 
     model: msgspec.Raw
-    """Encoded _Vocabulary of about 150,000 tokens, which rarely contains special tokens."""
+    """JSON of a _Vocabulary of about 150,000 tokens, which is only decoded if necessary: it rarely
+    contains special tokens."""
     added_tokens: list[_AddedToken] = []
 
 

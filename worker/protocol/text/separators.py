@@ -12,11 +12,11 @@ def separators(added: Iterable[AddedToken], candidates: Collection[str]) -> re.P
     """Pattern that matches the `candidates` before which any text can be split; None if there are
     none.
 
-    The library searches the raw text for special tokens before it normalizes the text between them,
-    splits it into words and encodes these. The tokens of a text are therefore those of its pieces
-    if each piece except the first begins with a special token and no token extends across a cut. A
-    token extends across a cut if it strips the space before it or begins with the end of another
-    one.
+    The `tokenizers` library searches the raw text for special tokens before it normalizes the text
+    between them, splits it into words and encodes these. The tokens of a text are therefore those
+    of its pieces if each piece except the first begins with a special token, and no token extends
+    across a cut. A token could do so if the special token strips the space before it, or begins
+    with the end of another token.
 
     Args:
         added: all tokens that the tokenizer searches for before splitting words, possibly

@@ -113,8 +113,8 @@ class Tokenizer:
         return self._template
 
     def with_chat_template(self, source: str) -> Tokenizer:
-        """The same tokenizer with another template. Raises ValueError if that has a
-        syntax error."""
+        """Copy of this tokenizer with another chat template, and without a response template.
+        Raises ValueError if the chat template has a syntax error."""
         return Tokenizer(self._backend, chat_template=source, special_tokens=self.special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -20,7 +20,7 @@ class Truncation:
 
     @property
     def cut(self) -> slice:
-        """Returns the tokens that remain of a prompt that was sent as token ids."""
+        """Slice of the tokens that remain of a prompt that was sent as token ids."""
         return slice(self.maximum) if self.side == "right" else slice(-self.maximum, None)
 
     def kept(self, sequences: Sequence[int | None]) -> list[int]:

@@ -80,14 +80,15 @@ class BlocksAhead:
         self.blocks = torch.zeros(
             num_slots, _UNDECIDED + block_size, dtype=torch.int64, device=tables.device
         )
-        """[slots, columns]: position, algorithm state and undecided positions of each block."""
+        """[slots, columns]: position, progress, algorithm state and undecided positions of each
+        block."""
         self._is_here = np.zeros(num_slots, dtype=np.bool_)
         self._launched: deque[RoundAhead] = deque()
         """Rounds whose outcomes are not in the block table yet, oldest first."""
 
     def suits(self, plan: Plan) -> bool:
         """Whether the Plan can run as a round ahead: all of its rows are windows, it fits a graph,
-        and the requests need nothing from the host between rounds."""
+        LoRA is disabled, and the requests need nothing from the host between rounds."""
         if not 0 < len(plan.rows) < self._max_blocks() or self.tables.adapters is not None:
             return False
         if not all(isinstance(row, BlockRow) and row.is_window for row in plan.rows):
@@ -176,7 +177,7 @@ class RoundAhead:
     @property
     def planned(self) -> list[Row]:
         """Rows of the forward pass, each for one block; `place` sets their slots and positions.
-        There is one per window, and at least one more for a block to commit."""
+        There is one per window, and a dummy row, so that the graph has room to commit a block."""
         size, dummy_slot = self._ahead.table.block_size, self._ahead.tables.dummy_slot
         windows = [PlannedRow(row.slot, row.start, size, 0) for row in self._rows]
         return [*windows, PlannedRow(dummy_slot, 0, size, 0)]

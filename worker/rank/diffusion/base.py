@@ -23,7 +23,7 @@ class Proposal(NamedTuple):
     """Proposed tokens for the scored positions of a batch, and their probabilities."""
 
     token_ids: IntArray
-    """[N, B]; meaningless at positions that are not scored."""
+    """[N, B]: proposed tokens; meaningless at positions that are not scored."""
     confidence: FloatArray
     """[N, B]: probability of each token; -1 at positions that are not scored."""
     entropy: FloatArray | None
@@ -94,7 +94,7 @@ class BlockBatch:
 
     The mask token is never proposed. Greedy requests get the most likely token; others get a sample
     from the distribution after temperature, top-k, top-p and min-p, keyed by (seed, position,
-    round), and its probability in that distribution.
+    round). Each proposal includes the token's probability in this distribution.
     """
     propose_edits: Callable[[torch.Tensor], EditProposal]
     """Proposes tokens like `propose`, but includes special ones and keeps the logits."""

@@ -280,8 +280,9 @@ class BlockDecoder:
             self._finish(block, is_done, edits=algorithm.edits)
 
     def _step_guided(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
-        """Runs one step for blocks under a grammar: proposes tokens for the grammar to check, from
-        the leftmost undecided position up to the first one below the threshold."""
+        """Runs one step for blocks under a grammar: proposes tokens for the grammar to check, at
+        the leftmost undecided position and at those after it, up to the first whose probability is
+        not above the threshold."""
         table = self.table
         slots = [block.row.slot for block in blocks]
         undecided = table.undecided[slots]

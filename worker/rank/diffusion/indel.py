@@ -22,10 +22,10 @@ whether it was inserted rather than undecided when the block began."""
 
 
 class JointThresholdInDel(DiffusionAlgorithm):
-    """JointThreshold with two special tokens: one deletes the position for which it is proposed,
-    and undecided positions are appended to the block; the other inserts an undecided position
-    before the one for which it is proposed, whose token stays, and the block's last position is
-    dropped.
+    """JointThreshold with two special tokens. One deletes the position for which it is proposed; an
+    undecided position is appended to the block in its place. The other inserts an undecided
+    position before the one for which it is proposed, which keeps its token; the last position of
+    the block is dropped.
 
     Rounds follow SGLang's JointThresholdInDel: if a state of the block repeats, the least confident
     edit is changed; the number of rounds is limited, and the last one writes no special token.

@@ -1,5 +1,5 @@
-"""Proposals: one token for each scored position, its probability, and the entropy of its
-distribution, from its logits."""
+"""Proposals for scored positions: a token, its probability, and the entropy of the distribution
+from which it was chosen, computed from the position's logits."""
 
 from __future__ import annotations
 

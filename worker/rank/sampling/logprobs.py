@@ -30,7 +30,7 @@ class GivenTokens:
     token_ids: Sequence[Sequence[int]]
     """Tokens of each row; empty for rows that report the most likely ones."""
     values: torch.Tensor
-    """[n, k], padded: the tokens (int64), or their logits."""
+    """[n, k], padded: the tokens (int64) or, in Scores, their logits (fp32)."""
 
 
 def given_tokens(token_ids: Sequence[Sequence[int]], device: torch.device) -> GivenTokens | None:
@@ -49,7 +49,7 @@ class LogprobRows:
     rows: torch.Tensor
     """[n] int64 on the device: indices of the rows."""
     rows_host: Sequence[int]
-    """The same rows on the host."""
+    """`rows` as integers on the host."""
     num_top: Sequence[int]
     """Number of most likely tokens to report per row."""
     given: GivenTokens | None = None
@@ -178,7 +178,7 @@ def score_prompts(
     compute_logits: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> dict[int, list[Scores]]:
     """Scores prompt tokens from the step's hidden states [T, hidden]; returns blocks of scores by
-    row of the Plan. `compute_logits` receives hidden states and their row.
+    row of the Plan. `compute_logits` receives hidden states and the index of their row.
 
     Every rank must call this: `compute_logits` is a collective.
     """

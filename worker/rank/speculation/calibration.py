@@ -1,5 +1,5 @@
-"""Calibration: estimates the probability that a guess is right from outcomes of guesses at its
-level."""
+"""Calibration: estimates the probability that a guess is right from the outcomes of earlier guesses
+of the same level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft model: checks, loading, and drafting on CPU in the compiled library."""
+"""Draft model: loading, and drafting on CPU in the compiled library."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ PRIOR_WEIGHT: Final = 3.0
 
 
 class NativeProposer(Proposer):
-    """Drafts on CPU in the compiled library, with a probability for each draft.
+    """Base of proposers on CPU that draft in the compiled library, with a probability for each
+    draft.
 
     Args:
         tables: the rank's tables; drafts are written to the token pool, which the model reads.

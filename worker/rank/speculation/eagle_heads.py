@@ -19,7 +19,8 @@ class EagleProposer(HeadProposer):
     """Drafts with an EAGLE-3 head, which is sharded like the model.
 
     Args:
-        head: its head.
+        model: the model, which passes hidden states to the head.
+        head: the head.
         tables: the rank's tables; drafts are written to the token pool, which the model reads.
         kv_caches: KV caches by layer, the head's included.
         group: group of the head's layer, whose pages are those of the model's first group.

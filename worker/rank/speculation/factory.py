@@ -66,7 +66,8 @@ def create_heads(
 
     Args:
         config: the engine's configuration.
-        head: its MTP head, in torch or in the compiled library, or an EAGLE-3 head.
+        model: the model.
+        head: the model's MTP head, in torch or in the compiled library, or an EAGLE-3 head.
         tables: the rank's tables.
         kv_caches: KV caches by layer, the head's included.
         layout: KV caches of the model's layers and the head's.

@@ -80,8 +80,8 @@ class HeadProposer(Proposer):
 
     Args:
         model: the model, whose embedding and LM head the heads use.
-        heads: its heads: the first one reads hidden states of the model, others the outputs of the
-            head before at the position before.
+        heads: the heads, in order. The first one reads hidden states of the model, each other one
+            the outputs of the preceding head at the preceding position.
         tables: the rank's tables; drafts are written to the token pool, which the model reads.
         kv_caches: KV caches by layer, the heads' included.
         groups: groups of the heads' layers.
@@ -112,13 +112,14 @@ class HeadProposer(Proposer):
         self._buffers: _StaticBuffers | None = None
         """Buffers that graphs read; None before `prepare_capture`."""
         self._follows: dict[tuple[int, int], Callable[[], None]] = {}
-        """Graphs of `follow`, by rows and tokens of the step's graph."""
+        """Graphs of `follow`, by numbers of rows and tokens of the step's graph."""
         self._passes: dict[tuple[int, bool, int], Callable[[], None]] = {}
-        """Graphs of passes, by number of rows, whether rows have filters, and number of the pass;
-        the last number is that of all later passes."""
+        """Graphs of passes, by number of rows, whether rows have filters, and number of the pass.
+        The graph with the highest pass number also runs all later passes."""
 
     def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
-        """Also resets the outputs that further heads read before the first computed position."""
+        """Resets the slot's state, including the outputs that heads after the first one read before
+        the first computed position."""
         super().admit(slot, end_token_ids)
         if len(self._heads) > 1:
             self._outputs[:, slot].zero_()
@@ -441,7 +442,7 @@ class _Step(NamedTuple):
     embedded: torch.Tensor
     """[T, hidden]: embeddings of the next tokens."""
     positions: torch.Tensor
-    """[T] int64."""
+    """[T] int64: positions of the tokens."""
     context: ForwardContext
     slots: torch.Tensor
     """[T] int64: slot of each token's row."""
