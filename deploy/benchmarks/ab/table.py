@@ -29,7 +29,7 @@ def table() -> str:
     return (
         "| comparison | measures | goals |\n|---|---|---|\n"
         + "".join(presets)
-        + "\n| comparison | variant | engine options |\n|---|---|---|\n"
+        + "\n| comparison | variant | engine options of the variant |\n|---|---|---|\n"
         + "".join(variants)
     )
 
@@ -42,7 +42,7 @@ def with_table(text: str) -> str:
 
 def _differences(options: Mapping[str, Any]) -> str:
     found = ", ".join(f"`{name}` {_value(value)}" for name, value in options.items())
-    return found or "as given"
+    return found or "none"
 
 
 def _value(value: object) -> str:

@@ -88,7 +88,8 @@ def table(families: Iterable[TestedFamily]) -> str:
     for row in tested_formats():
         formats.setdefault(" and ".join(row.against), []).append(row.name)
     for reference, names in formats.items():
-        rows.append(f"\nFormats of weights, compared with {reference}: {', '.join(names)}.")
+        title = f"Weight formats (names in the tests), compared with {reference}"
+        rows.append(f"\n{title}: {', '.join(names)}.")
     return "\n".join([*rows, ""])
 
 

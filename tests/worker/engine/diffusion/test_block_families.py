@@ -76,7 +76,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.checks(
-    "blocks", "batched", of=BLOCK_SPECIMENS, against="independent reference and an oracle"
+    "blocks", "batched", of=BLOCK_SPECIMENS, against="independent reference and uncached decoding"
 )
 @pytest.mark.parametrize("is_invariant", [False, True])
 def test_batched(case: Case, is_invariant: bool) -> None:
@@ -84,7 +84,9 @@ def test_batched(case: Case, is_invariant: bool) -> None:
     case.check(found)
 
 
-@pytest.mark.checks("TP 2", of=BLOCK_SPECIMENS, against="independent reference and an oracle")
+@pytest.mark.checks(
+    "TP 2", of=BLOCK_SPECIMENS, against="independent reference and uncached decoding"
+)
 @pytest.mark.parametrize(
     "case",
     [
@@ -98,14 +100,18 @@ def test_two_ranks(case: Case) -> None:
     case.check(found)
 
 
-@pytest.mark.checks("alone", of=BLOCK_SPECIMENS, against="independent reference and an oracle")
+@pytest.mark.checks(
+    "alone", of=BLOCK_SPECIMENS, against="independent reference and uncached decoding"
+)
 def test_alone(case: Case) -> None:
     with case.engine(enable_prefix_caching=False, overlap_depth=0) as engine:
         found = [engine.serve([prompt], case.sampling())[0] for prompt in case.prompts]
     case.check(found)
 
 
-@pytest.mark.checks("prefix hit", of=BLOCK_SPECIMENS, against="independent reference and an oracle")
+@pytest.mark.checks(
+    "prefix hit", of=BLOCK_SPECIMENS, against="independent reference and uncached decoding"
+)
 def test_hitting_prefixes(case: Case) -> None:
     first, second = case.serve(times=2, page_size=case.checkpoint.block_size)
     case.check(first)

@@ -89,7 +89,7 @@ def oracles(checkpoint: SdarCheckpoint, terms: Terms) -> list[Answer]:
 
 
 @pytest.mark.checks(
-    "blocks", "batched", of="SDARForCausalLM", against="independent reference and an oracle"
+    "blocks", "batched", of="SDARForCausalLM", against="independent reference and uncached decoding"
 )
 @pytest.mark.parametrize(
     ("checkpoint", "name"),

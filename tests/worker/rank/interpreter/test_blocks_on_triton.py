@@ -15,7 +15,9 @@ from worker.protocol.sampling import SamplingParams
 from worker.rank.graphs import StepGraphs
 
 
-@pytest.mark.checks("triton", of="SDARForCausalLM", against="independent reference and an oracle")
+@pytest.mark.checks(
+    "triton", of="SDARForCausalLM", against="independent reference and uncached decoding"
+)
 @pytest.mark.parametrize(
     "is_static",
     [pytest.param(False, id="eager", marks=pytest.mark.long), pytest.param(True, id="static")],

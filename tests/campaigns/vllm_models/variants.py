@@ -1,0 +1,103 @@
+"""Changes of test checkpoints for vLLM, and the reasons of known differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """Changes of one test checkpoint."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the checkpoint, for features that vLLM does not have in this family."""
+    vllm_keys: Mapping[str, Any] = field(default_factory=dict)
+    """config.json keys that vLLM requires: released checkpoints have them, transformers leaves out
+    those that it derives."""
+    without: tuple[str, ...] = ()
+    """config.json keys that released checkpoints of the family do not have, but vLLM reads."""
+
+
+_LAYER_NORM = Variant(without=("rms_norm_eps",))
+"""vLLM selects RMSNorm for Cohere if rms_norm_eps is present."""
+_FULL_ATTENTION = Variant(
+    settings={"use_sliding_window": False, "layer_types": ["full_attention"] * 3}
+)
+"""vLLM does not support windows in some of the layers of these families."""
+_NO_GROUPS = Variant(settings={"num_key_value_heads": 2})
+_DENSE_FIRST = Variant(
+    settings={"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    vllm_keys={"first_k_dense_replace": 1},
+)
+
+
+def _longrope(num_factors: int, **keys: float) -> Variant:
+    """LongRoPE with a factor for each pair of rotary dimensions of heads of 32."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": [1.0 + 0.25 * number for number in range(num_factors)],
+        "long_factor": [2.0 + 0.5 * number for number in range(num_factors)],
+        "original_max_position_embeddings": 160,
+        **keys,
+    }
+    return Variant(settings={"rope_parameters": rope})
+
+
+VARIANTS: Final[Mapping[str, Variant]] = {
+    "cohere": _LAYER_NORM,
+    "cohere2": _LAYER_NORM,
+    "cohere2-moe": _LAYER_NORM,
+    "cohere2-moe-sigmoid": _LAYER_NORM,
+    "deepseek-v3": Variant(vllm_keys={"topk_method": "noaux_tc"}),
+    "deepseek-halves": Variant(vllm_keys={"topk_method": "noaux_tc"}),
+    # vLLM does not read mamba_norm_before_gate.
+    "falcon-h1-norm": Variant(settings={"mamba_norm_before_gate": False}),
+    # vLLM predicts from the first stream, and does not clip.
+    "gemma3n": Variant(settings={"altup_active_idx": 0}),
+    "gemma3n-without-sharing": Variant(settings={"altup_active_idx": 0}),
+    "glm4-moe-lite": _DENSE_FIRST,
+    "gpt-oss": Variant(
+        settings={
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+            }
+        }
+    ),
+    "hy3": _DENSE_FIRST,
+    "lfm2": Variant(vllm_keys={"conv_dim": 64}),
+    "minimax-m2": Variant(settings={"rotary_dim": 16}, vllm_keys={"scoring_func": "sigmoid"}),
+    # vLLM reads the scaling of queries only in Mistral's own format.
+    "ministral3": Variant(
+        vllm_keys={"llama_4_scaling": {"original_max_position_embeddings": 32, "beta": 0.9}}
+    ),
+    "deepseek-v3.2": Variant(settings={"index_head_dim": 64}),
+    "glm-5": Variant(settings={"index_head_dim": 64}),
+    "gpt-neox": _NO_GROUPS,
+    "gpt-neox-serial": _NO_GROUPS,
+    "minimax-m3": Variant(settings={"rotary_dim": 16}),
+    "mistral4": Variant(settings={"qk_nope_head_dim": 96}),  # for partial_rotary_factor 0.4
+    "helium": Variant(settings={"num_attention_heads": 2, "num_key_value_heads": 1}),
+    "phi3": _longrope(8, partial_rotary_factor=0.5),
+    "phimoe": _longrope(16, short_mscale=1.3, long_mscale=1.5),
+    # vLLM fixes the epsilon of the norms of queries and keys.
+    "olmoe": Variant(settings={"rms_norm_eps": 1e-5}),
+    "qwen2": _FULL_ATTENTION,
+    "qwen3": _FULL_ATTENTION,
+}
+"""Variants, keyed by test checkpoint."""
+LEFT_OUT: Final = ("minicpm3",)
+"""Test checkpoints whose head sizes vLLM does not support on CPU and that cannot be changed alone.
+"""
+REASONS: Final[Mapping[str, str]] = {
+    "apertus": "vLLM keeps the parameters of xIELU in bf16",
+}
+"""Reasons of differences that remain, keyed by test checkpoint."""
