@@ -178,6 +178,10 @@ check-vllm-tests: $(STAMP)
 	$(BIN)/python -m tests.campaigns.vllm_shim.main --checkout "$(VLLM_TESTS)" --json $(ARGS)
 
 # In a separate environment: some of these clients pin older versions of our dependencies.
+check-vllm-models: $(STAMP)
+	@test -n "$(VLLM)" || { echo "VLLM=PYTHON is needed: Python of an environment with vLLM's CPU build"; exit 1; }
+	$(BIN)/python -m tests.campaigns.vllm_models.main --vllm "$(VLLM)" --json $(ARGS)
+
 CLIENTS := build/conformance
 CLIENTS_LIST := tests/campaigns/conformance/requirements.txt
 

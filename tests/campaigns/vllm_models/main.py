@@ -36,9 +36,8 @@ _GLOBAL_KEY: Final = "global_head_dim"
 _LATENT_SIZES: Final = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "head_dim": 64}
 """Sizes of latent attention that vLLM supports on CPU: those of DeepSeek."""
 _LENGTHS: Final = (3, 29, 62, 110)
-_TOLERANCE: Final = 2e-3
-"""Maximum difference of log-probabilities. In float32, equal models differ by 1e-5 to 1e-3 here:
-experts and scaling amplify the rounding of a different order of sums."""
+_TOLERANCE: Final = 2e-4
+"""Maximum difference of log-probabilities. In float32, equal models differ by 1e-6 to 5e-5."""
 _MIN_AGREEING: Final = 50
 """Number of families on which both engines agreed when the campaign was written, rounded down."""
 
