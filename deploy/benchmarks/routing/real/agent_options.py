@@ -28,7 +28,7 @@ class RealAgentOptions:
     """Variant to measure with --agents --real: default (neither gate nor host tier), host, gate or
     gate-host. Can be repeated."""
     sessions: tuple[int, ...] = (16,)
-    """Number of concurrent sessions. Can be repeated."""
+    """Numbers of concurrent sessions, each measured separately."""
     num_workers: int = 2
     """Number of paced workers per fleet."""
     compression: float = 3.6
@@ -53,8 +53,8 @@ class RealAgentOptions:
             raise ValueError(f"unknown variant {unknown[0]!r}: choose from {', '.join(FLEETS)}")
         if not self.sessions or min(self.sessions) < 1:
             raise ValueError(
-                "--sessions must be a comma-separated list of positive integers, such as 8,16, got "
-                f"{list(self.sessions)}"
+                "--sessions must be one or more positive integers, such as `--sessions 8 16`, got "
+                f"{' '.join(map(str, self.sessions)) or 'none'}"
             )
         if self.variant and len(self.sessions) > 1:
             raise ValueError("--variant requires a single --sessions")
