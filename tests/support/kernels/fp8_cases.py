@@ -106,7 +106,8 @@ def fp8_attention_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fp8_sparse_attention_case(device: str, dtype: torch.dtype) -> None:
-    """The same for attention over selected latents."""
+    """Checks that attention over selected latents in an FP8 cache is bitwise equal to attention
+    over its values."""
     _skip_without_fp8(device)
     drawn = make_paged([90], num_kv_heads=1, head_dim=44, value_dim=36, device=device, dtype=dtype)
     quantized = drawn.in_fp8(0.5)

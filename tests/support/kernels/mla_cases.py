@@ -23,7 +23,7 @@ class Prompts(NamedTuple):
     query_lens: list[int]
 
     def attend(self, most_keys: int) -> torch.Tensor:
-        """Attention in expanded form, with pieces of `most_keys` keys."""
+        """Attention in expanded form, with chunks of `most_keys` keys."""
         rows = plan_expanded_rows(self.case.extends(self.query_lens), most_keys)
         return mla_prefill(
             *(self.q, self.case.k_cache, self.up, rows, self.sizes),
@@ -93,8 +93,8 @@ def whole_prompts_case(device: str, dtype: torch.dtype) -> None:
 
 
 def prompts_in_pieces_case(device: str, dtype: torch.dtype) -> None:
-    """A row of several pieces, some before its first query, within its queries, and after a tile's
-    last one; next to rows of one piece."""
+    """Checks a row of several chunks, some before its first query, within its queries, and after a
+    tile's last query, next to rows of one chunk."""
     lens, query_lens = [90, 20, 30], [60, 20, 7]
     shapes: tuple[dict[str, int], ...] = ({}, {"heads": 4, "rotary": 16, "plain": 32, "value": 32})
     for shape in shapes if is_thorough(device) else shapes[:1]:

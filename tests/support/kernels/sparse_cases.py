@@ -14,8 +14,8 @@ PAGE = 16
 
 
 def make_queries(device: str, counts: list[list[int]], top_k: int) -> SparseQueries:
-    """A piece for each list of positions: one query of each row, or, with one row, all its last
-    ones."""
+    """One chunk of queries per list of positions: one query of each row or, if the positions are
+    ascending, the last queries of one row."""
     pieces, positions, start = [], list[int](), 0
     for places in counts:
         length = max(places) + 1
@@ -35,7 +35,7 @@ def make_queries(device: str, counts: list[list[int]], top_k: int) -> SparseQuer
 def compare_selections(
     device: str, dtype: torch.dtype, num_heads: int, dim: int, queries: SparseQueries
 ) -> None:
-    """Both implementations select the same tokens."""
+    """Asserts that both implementations select the same tokens."""
     cache = torch.randn(40, PAGE, 1, dim).to(device, dtype)
     q = torch.randn(len(queries.positions), num_heads, dim).to(device, dtype)
     weights = torch.randn(len(q), num_heads).to(device)
@@ -51,8 +51,8 @@ def compare_selections(
 
 
 def selection_case(device: str, dtype: torch.dtype) -> None:
-    """Decodes together, and a prompt of several tiles of queries; more and fewer tokens than are
-    selected; heads and dimensions that are no powers of 2."""
+    """Checks several decodes, and a prompt of several tiles of queries; more and fewer tokens than
+    are selected; numbers of heads and dimensions that are not powers of 2."""
     queries = make_queries(device, [[70, 3, 31], list(range(50, 90))], 8)
     compare_selections(device, dtype, 33, 24, queries)
     compare_selections(device, dtype, 16, 32, queries)

@@ -77,7 +77,7 @@ def _compare(
     tolerance: float = 2e-5,
     reference: Callable[[], torch.Tensor] | None = None,
 ) -> None:
-    """Compares one output or each of several, including their types."""
+    """Compares one output, or each of several, including their data types."""
     with registry.using("torch"):
         expected = (reference or run)()
     with registry.using("triton"):
@@ -159,7 +159,7 @@ def clamped_swiglu_case(device: str, dtype: torch.dtype) -> None:
 
 
 def soft_cap_case(device: str, dtype: torch.dtype) -> None:
-    """Soft caps of logits, which are always fp32; exp overflows for some."""
+    """Checks soft caps of logits, which are always fp32; for some logits, exp overflows."""
     x = 60.0 * _randn(4, 1100, device=device, dtype=torch.float32)
     x[0, :3] = torch.tensor([5e4, -5e4, 0.0])
     _compare(lambda: soft_cap_(x.clone()[:, :1099], 30.0), torch.float32)
@@ -432,7 +432,8 @@ def empty_row_case(device: str, dtype: torch.dtype) -> None:
 
 
 def latent_case(device: str, dtype: torch.dtype) -> None:
-    """Blocks of pairs that begin within a query's heads, and rows of several splits."""
+    """Checks blocks of (query, head) pairs that start within a query's heads, and rows of several
+    splits."""
     lens, query_lens = [1, 300, 90], [1, 3, 40]
     shapes = ((5, 44, 36), (16, 48, 32))
     for heads, head_dim, value_dim in shapes if is_thorough(device) else shapes[:1]:
@@ -532,8 +533,8 @@ def choose_experts_case(device: str, dtype: torch.dtype) -> None:
 
 
 def align_case(device: str, dtype: torch.dtype) -> None:
-    """Every pair of a local expert occurs once, in a tile of its expert; more pairs than a
-    block."""
+    """Checks that every pair of a local expert occurs once, in a tile of its expert; with more
+    pairs than a block."""
     from kernels.fused_moe.triton_align import align_pairs
 
     for num_tokens, num_choices, first, count, rows in (
@@ -558,9 +559,9 @@ def align_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fused_moe_case(device: str, dtype: torch.dtype) -> None:
-    """More and fewer experts than tokens, and an unused one; single rows give the same bits;
-    quantized weights as dequantized ones; two shares of experts add up; zero experts and extra
-    terms."""
+    """Checks more and fewer experts than tokens, and an unused expert; that single rows are bitwise
+    equal; that quantized weights equal dequantized ones; that two shares of experts add up; zero
+    experts and extra terms."""
     codes: tuple[WeightCode, ...] = ("uint4", "e4m3")
     for (num_tokens, num_experts, num_choices), code in zip(
         ((3, 9, 2), (40, 4, 3)), codes, strict=True
@@ -617,7 +618,7 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
 
 
 def quantized_experts_case(device: str, dtype: torch.dtype) -> None:
-    """Experts of all codes but those of `fused_moe_case` equal dequantized ones."""
+    """Checks that experts of all codes except those of `fused_moe_case` equal dequantized ones."""
     x = _randn(5, 72, device=device, dtype=dtype)
     choice = ExpertChoice(
         torch.tensor([[0, 1], [1, 2], [0, 2], [2, 1], [1, 0]], device=device),
@@ -667,7 +668,8 @@ def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
 
 
 def invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A query's bits are the same in an extend, in chunks and in a decode among other rows."""
+    """Checks that a query's result is bitwise equal in an extend, in chunks, and in a decode among
+    other rows."""
     length = 290
     case = make_paged([length], num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
     q = _randn(length, 4, 32, device=device, dtype=dtype)
@@ -685,7 +687,7 @@ def invariance_case(device: str, dtype: torch.dtype) -> None:
 
 
 def row_invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A row's bits do not depend on other rows or its position."""
+    """Checks that a row's result is bitwise independent of other rows and of its position."""
     x = _randn(19, 2 * 128, device=device, dtype=dtype)
     weight = _randn(2 * 128, device=device, dtype=dtype)
     heads = x.unflatten(1, (4, 64))
@@ -723,7 +725,8 @@ def row_invariance_case(device: str, dtype: torch.dtype) -> None:
 
 
 def invariant_pieces_case(device: str, dtype: torch.dtype) -> None:
-    """Long rows in batch-invariant mode are computed in pieces of queries; this forces pieces."""
+    """Checks that batch-invariant decodes do not change if a low limit forces queries to be
+    computed in several chunks."""
     lens = [300, 17, 260, 1, 90]
     case = make_paged(lens, num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
     q = _randn(5, 2, 32, device=device, dtype=dtype)

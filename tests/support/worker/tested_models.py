@@ -1,4 +1,4 @@
-"""Collects from the tests' marks what they check of each family, for `rayfleet models`.
+"""Collects, from the marks of tests, what is tested for each family, for `rayfleet models`.
 
 A mark has the checks, the checkpoints, and the references of the results ("A and B"), unless they
 are those of the specimens:
@@ -6,7 +6,7 @@ are those of the specimens:
     @pytest.mark.checks("alone", of=SPECIMENS)
     @pytest.mark.checks(formats=LAYOUTS, of="Qwen3MoeForCausalLM", against="...")
 
-`python -m tests.support.worker.tested_models --write` renews the record in the package, and the
+`python -m tests.support.worker.tested_models --write` updates the record in the package, and the
 table in worker/models/README.md, as `make families` does.
 """
 
@@ -43,7 +43,7 @@ Record = dict[str, Any]
 
 def architecture_of(name: str) -> str:
     """Value of `architectures` of the checkpoint with this name in tests; an architecture is
-    returned as it is."""
+    returned unchanged."""
     if name in FAMILIES or name in MULTIMODAL:
         return name
     if name in SPECIMENS:
