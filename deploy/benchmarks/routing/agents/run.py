@@ -95,7 +95,7 @@ def run_agents(options: AgentOptions) -> Result:
                 row = _row(options, pace, number, variant)
                 rows.append({"gaps": pace, "sessions": number, "variant": variant, **row})
                 turns = row["turns_per_minute"]
-                note(f"{pace}, {number} sessions, {variant}: {turns:.1f} turns a minute")
+                note(f"{pace}, {number} sessions, {variant}: {turns:.1f} turns per minute")
                 if variant == _GATE:
                     peak, last = max(peak, turns), turns
         name = f"{pace}_turns_of_peak"
