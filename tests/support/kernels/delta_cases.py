@@ -188,8 +188,8 @@ def delta_invariance_case(device: str, dtype: torch.dtype) -> None:
 
 
 def delta_replay_case(device: str, dtype: torch.dtype) -> None:
-    """Accepted drafts, whose number is known on the device only: of one row to the state that is
-    stored and on, of one that begins where its ring of inputs does, of one without drafts."""
+    """Checks accepted drafts, whose number is only known on the device: of a row that also stores
+    its state, of a row that starts where its ring of inputs does, and of a row without drafts."""
     layer = make_layer(dtype=dtype)
     cache, num_tokens = make_cache(layer, 14, dtype), 4
     inputs = torch.randn(8 * num_tokens, sum(layer.widths)).to(device, dtype)

@@ -87,7 +87,7 @@ def compare_prompts(prompts: Prompts, most_keys: int, backend: str = "triton") -
 
 
 def whole_prompts_case(device: str, dtype: torch.dtype) -> None:
-    """Rows that are expanded together, with and without a prefix, and alone."""
+    """Checks rows that are expanded together, with and without a prefix, and alone."""
     prompts = make_prompts([40, 37, 25], [40, 9, 20], device=device, dtype=dtype)
     compare_prompts(prompts, 80)
 
@@ -102,7 +102,7 @@ def prompts_in_pieces_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fp8_prompts_case(device: str, dtype: torch.dtype) -> None:
-    """Attention to an FP8 cache with a scale."""
+    """Checks attention to an FP8 cache with a scale."""
     prompts = make_prompts([40], [20], device=device, dtype=dtype, fp8_scale=0.5)
     compare_prompts(prompts, 32)
 

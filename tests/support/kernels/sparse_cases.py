@@ -59,7 +59,7 @@ def selection_case(device: str, dtype: torch.dtype) -> None:
 
 
 def index_keys_case(device: str, dtype: torch.dtype) -> None:
-    """Keys that are slices of wider rows."""
+    """Checks keys that are slices of wider rows."""
     drawn = torch.randn(4, 60).to(device, dtype)
     slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
     table = torch.randn(50, 12).to(device)
@@ -78,8 +78,8 @@ def index_keys_case(device: str, dtype: torch.dtype) -> None:
 
 
 def sparse_attention_case(device: str, dtype: torch.dtype) -> None:
-    """One split of the cells, and several, some of which are empty for queries with few cells; more
-    heads than in a program."""
+    """Checks one split of the cells, and several splits, some of which are empty for queries with
+    few cells; more heads than in a program."""
     for num_queries, top_k, num_heads in ((3, 9, 5), (2, 300, 33)):
         case = make_paged(
             [400], num_kv_heads=1, head_dim=44, value_dim=36, device=device, dtype=dtype

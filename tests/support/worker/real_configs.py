@@ -1,6 +1,6 @@
 """config.json of released models, and rayfleet's verdict on each.
 
-`python -m tests.support.worker.real_configs` counts the verdicts, and with `--write` renews
+`python -m tests.support.worker.real_configs` counts the verdicts, and with `--write` updates
 verdicts.json, as `make families` does. tests/worker/models/configs/README.md describes the format
 of configurations.
 """
@@ -171,7 +171,7 @@ def _plain(value: Any) -> Any:
 
 
 def main() -> None:
-    """Prints reasons of rejections and counts verdicts by source; --write renews verdicts.json and
+    """Prints reasons of rejections and counts verdicts by source; --write updates verdicts.json and
     the README's acceptance rate."""
     found = verdicts()
     if "--write" in sys.argv:

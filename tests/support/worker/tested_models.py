@@ -133,7 +133,7 @@ def _plain(sets: Mapping[str, Mapping[str, set[str]]]) -> dict[str, dict[str, li
 
 
 def main() -> None:
-    """Prints whether the record matches the tests; --write renews it and the README's table."""
+    """Prints whether the record matches the tests; --write updates it and the README's table."""
     record = read_tests()
     if "--write" in sys.argv:
         parts = (
@@ -147,7 +147,7 @@ def main() -> None:
         new = text.replace(_BEGIN + generated_part(), _BEGIN + table(tested_families()))
         README.write_text(new, encoding="utf-8")
     is_same = json.loads(RECORD.read_text(encoding="utf-8")) == record
-    print("matches the tests" if is_same else "does not match the tests: --write renews it")
+    print("matches the tests" if is_same else "does not match the tests: --write updates it")
 
 
 if __name__ == "__main__":
