@@ -3,6 +3,7 @@ files and `build_app` share it."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -329,7 +330,7 @@ def _with_keys_of(environment: Mapping[str, str], settings: Mapping[str, Any]) -
         keys = [key.strip() for key in text.split(",") if key.strip()]
         if not keys:
             raise ValueError(
-                f"{API_KEY} is set but has no keys: unset it to serve without API keys"
+                f"{API_KEY} is set but contains no keys: unset it to serve without API keys"
             )
         found["api_keys"] = [*(found.get("api_keys") or ()), *keys]
     if key := environment.get(ADMIN_API_KEY):
@@ -390,7 +391,10 @@ def find_demo_model() -> str:
 
 def _model_spec(settings: object) -> ModelSpec:
     if not isinstance(settings, Mapping) or "model" not in settings:
-        raise ValueError(f"each entry of `models:` needs a key `model`, got {settings!r}")
+        raise ValueError(
+            "each entry of `models:` needs a key `model`, got "
+            f"{json.dumps(settings, default=str):.200}"
+        )
     context = f"the options of model {settings['model']}"
     engine = dict(settings)
     fleet, routing, autoscaling = (

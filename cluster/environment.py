@@ -95,7 +95,7 @@ def prepare(
     """
     if "ray.serve" in sys.modules:
         raise RuntimeError(
-            "ray.serve is already imported: call prepare() of cluster.environment before that"
+            "ray.serve is already imported: call cluster.environment.prepare() before importing it"
         )
     if haproxy is None:
         haproxy = has_haproxy() and os.environ.get(ENABLE_HAPROXY) != "0"

@@ -303,7 +303,8 @@ def require_free_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ValueError(
-                f"cannot listen on {host}:{port} ({error.strerror}): use another --port"
+                f"cannot listen on {host}:{port} ({error.strerror}): use another --port, or check "
+                "--host"
             ) from error
 
 

@@ -86,7 +86,7 @@ def proxy_warning(haproxy: bool, host: str, addresses: set[str]) -> str | None:
     """
     if not haproxy:
         return (
-            f"warning: this cluster does not use HAProxy: {NO_HAPROXY}. To enable it, run "
+            f"warning: this cluster does not use HAProxy: {NO_HAPROXY}. To enable HAProxy, run "
             'eval "$(python -m cluster.environment)" before every `ray start`'
         )
     if len(addresses) > 1 and host in ("127.0.0.1", "::1", "localhost"):
@@ -112,7 +112,7 @@ def local_ray(num_cpus: int | None = None) -> Iterator[None]:
         RuntimeError: Ray is already imported, so that it would start without the token.
     """
     if "ray" in sys.modules:
-        raise RuntimeError("ray is already imported: enter local_ray() first")
+        raise RuntimeError("ray is already imported: enter local_ray() before importing it")
     before = dict(os.environ)
     directory = private_directory()
     for name, value in (ray_settings() | local_ray_settings()).items():

@@ -54,7 +54,9 @@ class AutoscalingConfig:
                 f"{self.max_workers}"
             )
         if not self.enabled and self.min_workers != 1:
-            raise ValueError("--min-workers needs --max-workers, which enables autoscaling")
+            raise ValueError(
+                "--min-workers needs --max-workers, which enables autoscaling: set both"
+            )
         for name in ("target_load", "target_kv_usage"):
             if not 0.0 < (value := getattr(self, name)) <= 1.0:
                 raise ValueError(f"{option_name(self, name)} must be in (0, 1], got {value}")

@@ -368,7 +368,7 @@ def _run(stage: Result, origin: object) -> _Run:
     Raises ValueError if it has no samples.
     """
     if "ttfts" not in stage or "output_lens" not in stage:
-        raise ValueError(f"{origin} has no samples: measure with --save-detailed")
+        raise ValueError(f"{origin} has no times per request: measure with --save-detailed")
     kept = [place for place, ttft in enumerate(stage["ttfts"]) if ttft > 0.0]  # the others failed
     ttft = np.array([stage["ttfts"][place] for place in kept])
     if "e2els" in stage:

@@ -169,7 +169,7 @@ def _check_token_ids(options: ServeOptions, card: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{options.base_url} (owned_by: {owner or 'none'}) is not known to support token ID "
             f"prompts, unlike {', '.join(_TOKEN_ID_SERVERS)}: set --tokenizer to a folder with the "
-            "model's tokenizer.json, and --prompt-format text unless it supports token IDs"
+            "model's tokenizer.json, and --prompt-format text unless the server supports token IDs"
         )
     note(
         f"no tokenizer found: using token IDs {UNKNOWN_VOCABULARY.start} to "
@@ -270,7 +270,9 @@ def model_card(options: ServeOptions) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         if options.model is not None and error.code == 404:
             return {}
-        raise ValueError(f"{url} returned HTTP {error.code}: check --api-key") from error
+        raise ValueError(
+            f"{url} returned HTTP {error.code}: check --base-url and --api-key"
+        ) from error
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise ValueError(f"cannot connect to {options.base_url}: {reason}") from error

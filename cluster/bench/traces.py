@@ -72,7 +72,7 @@ class TraceFile(NamedTuple):
                 else f"{self.path} is not a Mooncake trace ({error})"
             )
             raise ValueError(
-                f"{problem}; download FAST25-release/traces from kvcache-ai/Mooncake"
+                f"{problem}; download FAST25-release/traces from github.com/kvcache-ai/Mooncake"
             ) from error
 
 

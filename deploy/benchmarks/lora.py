@@ -69,7 +69,7 @@ def run_lora(options: LoraOptions) -> Result:
             )
             off = turns.median("off", float)
             result[kind] = {"ratio": ratio, "low": low, "high": high, "without_ms": off}
-            note(f"{kind}: {ratio:.3f} [{low:.3f}, {high:.3f}] of {off:.2f} ms without LoRA")
+            note(f"{kind}: {ratio:.3f} [{low:.3f}, {high:.3f}] times the {off:.2f} ms without LoRA")
             checks.append(at_most(f"{kind}_ratio", ratio, "", _GOALS[kind]))
     return {**result, "checks": checks_json(checks)}
 

@@ -131,7 +131,8 @@ def audit(program: str, lock: Lock) -> list[str]:
     ]
     if not any(_audited(program, [CANARY])[0]["vulns"]):
         raise NotAuditedError(
-            f"the service returned no vulnerabilities for {CANARY}, which is known to have some"
+            f"the vulnerability service returned no vulnerabilities for {CANARY}, which is known "
+            "to have some"
         )
     return [
         f"{package['name']} {package['version']}: {found['id']}, fixed in "
@@ -166,7 +167,8 @@ def _audited(program: str, requirements: Sequence[str]) -> list[dict[str, Any]]:
     skipped = [package["name"] for package in found if "vulns" not in package]
     if skipped or len(found) != len(requirements):
         raise NotAuditedError(
-            f"the service has data for {len(found) - len(skipped)} of {len(requirements)} packages"
+            f"the vulnerability service has data for {len(found) - len(skipped)} of "
+            f"{len(requirements)} packages"
         )
     return found
 

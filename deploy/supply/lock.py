@@ -64,7 +64,9 @@ def resolve(arguments: Sequence[str], home: Path, kept: Lock, lines: str) -> dic
         names = {
             name for lock in found for name, entry in lock.items() if entry != found[0].get(name)
         }
-        raise NoSolutionError(f"versions differ between machines: {', '.join(sorted(names))}")
+        raise NoSolutionError(
+            f"versions differ between {' and '.join(MACHINES)}: {', '.join(sorted(names))}"
+        )
     return found[0]
 
 

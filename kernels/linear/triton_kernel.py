@@ -40,7 +40,8 @@ def matmul_fixed_tiles(
     """
     tiles = _TILES.get(x.dtype)
     if tiles is None:
-        raise ValueError(f"no batch-invariant matmul for {x.dtype}: use one of {list(_TILES)}")
+        known = ", ".join(map(str, _TILES))
+        raise ValueError(f"no batch-invariant matmul for {x.dtype}: use one of {known}")
     rows, depth = x.shape
     columns = weight.shape[0]
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)

@@ -43,7 +43,9 @@ class AdapterRoutes:
         owner = self._gateway.owner(name)
         if owner is not None and (owner is not model or name in model.route.names):
             raise bad_request(
-                f"{name} is the name of another model: use another lora_name", "lora_name"
+                f"{name} is already the name of a model or of another model's adapter: use "
+                "another lora_name",
+                "lora_name",
             )
         await model.adapters.load(
             name, body.lora_path, model.adapter_checks(), replace=body.load_inplace

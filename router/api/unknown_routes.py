@@ -43,10 +43,7 @@ def describe_unknown_route(path: str, known: Iterable[str]) -> str:
     for name in _other_spellings(path):
         for prefix, meaning in _UNSUPPORTED.items():
             if name == prefix or name.startswith(prefix + "/"):
-                return (
-                    f"{prefix} is not supported ({meaning}): this endpoint serves text generation; "
-                    "GET /openapi.json lists its routes"
-                )
+                return f"{prefix} is not supported ({meaning}): GET /openapi.json lists all routes"
     meant = _meant(path, served)
     if meant is None:
         return f"unknown route {path}: GET /openapi.json lists all routes"

@@ -111,7 +111,8 @@ class KeyFile:
                 raise ValueError(f"{where}: {error}") from error
         if not entries:
             raise ValueError(
-                f"{self._path} contains no API keys: add one per line, or remove the option"
+                f"{self._path} contains no API keys: add one (`rayfleet keys new NAME` generates "
+                "an entry)"
             )
         check_unique(entries)
         return tuple(entries)
@@ -139,7 +140,7 @@ def check_unique(entries: Sequence[KeyEntry]) -> None:
         for digest in entry.digests:
             if owners.setdefault(digest, entry.name) != entry.name:
                 raise ValueError(
-                    f"[{owners[digest]}] and [{entry.name}] have the same key: remove one"
+                    f"[{owners[digest]}] and [{entry.name}] have the same key: remove one of them"
                 )
     if doubles:
-        raise ValueError(f"the name [{doubles[0]}] is used more than once")
+        raise ValueError(f"the name [{doubles[0]}] is used more than once: rename one key")

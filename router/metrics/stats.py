@@ -159,7 +159,8 @@ class ModelStats:
         float,
         AsCounter(
             "routing_regret_seconds",
-            "Sum of predicted TTFT minus the best possible predicted TTFT (--explain-routing).",
+            "Sum of predicted TTFT minus the best possible predicted TTFT, in seconds "
+            "(--explain-routing).",
         ),
     ] = 0.0
     """Sum of regrets in seconds (see Explanation)."""

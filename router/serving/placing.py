@@ -245,7 +245,7 @@ class Placer:
             completion.choice = choice
         channel = self._channels.get(choice.worker_id)
         if channel is None:
-            return "the worker has left"
+            return "the worker was removed"
         submit = completion.submit_to(channel, asyncio.get_running_loop().time())
         submit.num_expected_cached = choice.hit_tokens
         submit.sampled_blocks, submit.shared_block = choice.sampled_blocks, choice.shared_block

@@ -106,7 +106,8 @@ class SharedSettings:
             async with asyncio.timeout(TIMEOUT_S):
                 return await change
         except Exception as error:
-            problem = f"{self._title} unchanged: failed to store the change: {error!r}"
+            reason = str(error) or type(error).__name__
+            problem = f"{self._title}: the change may not have been stored ({reason}): try again"
             raise ApiError(503, problem, retry_after_s=1) from error
 
     async def _follow(self) -> None:

@@ -458,7 +458,8 @@ class ChatPrompt:
         except ValueError as error:
             raise bad_request(str(error), "messages") from error
         except AttributeError as error:
-            raise bad_request(f"the chat template failed: {error}", "messages") from error
+            problem = f"the chat template rejected the messages: {error}"
+            raise bad_request(problem, "messages") from error
         except RecursionError as error:
             raise bad_request("messages or tools are nested too deeply", "messages") from error
         return text
@@ -480,8 +481,8 @@ class ParityCheck:
         worker has none."""
         if self._tokenizer.vocab_size > info.vocab_size and info.tokenizer:
             return (
-                f"the model has {info.vocab_size} tokens, but --tokenizer {info.tokenizer} has "
-                f"{self._tokenizer.vocab_size}: use the model's own"
+                f"the model's vocabulary has {info.vocab_size} tokens, but --tokenizer "
+                f"{info.tokenizer} has {self._tokenizer.vocab_size}: use the model's own tokenizer"
             )
         if info.tokenizer_fingerprint is None:
             return None
@@ -552,13 +553,13 @@ def _templated(
     if truncation is None or len(whole) <= truncation.maximum:
         return whole
     if truncation.side == "left":
-        raise ValueError("truncation on the left would remove the model's instruction: use right")
+        raise ValueError("truncation_side left would remove the model's instruction: use right")
     tail = tokenizer.encode(pair.tail, add_special_tokens=False)
     num_kept = len(tokenizer.encode(pair.head, add_special_tokens=False)) + len(tail)
     if truncation.maximum <= num_kept:
         raise ValueError(
-            f"the model's prompt and the query have {num_kept} tokens, which leaves no room for "
-            "the document: increase the limit, or shorten the query"
+            f"the model's template and the query have {num_kept} tokens, which leaves no room for "
+            "the document: increase truncate_prompt_tokens, or shorten the query"
         )
     body = tokenizer.encode(pair.head + pair.document, add_special_tokens=False)
     return [*body[: truncation.maximum - len(tail)], *tail]

@@ -53,8 +53,8 @@ class AutoscaleOptions:
     model: str | None = None
     """Folder with a tokenizer; default: the demo model."""
     pace: float = 8.0
-    """Step time as a multiple of that of a 70B model on data-center GPUs. Steps are planned by the
-    real scheduler but compute nothing."""
+    """Step time as a multiple of the step time of a 70B model on data-center GPUs. Steps are
+    planned by the real scheduler but compute nothing."""
     num_gateways: int = 2
     """Number of gateways; each reports its part of the load."""
     low_s: float = 30.0
@@ -170,7 +170,7 @@ class Phase:
         return sum(not is_whole(record) for record in self.records)
 
     def result(self) -> Result:
-        """Figures for the report."""
+        """Metrics for the report."""
         ttfts = [record.ttft for record in self.records if not record.error]
         return {
             "num_requests": len(self.records),

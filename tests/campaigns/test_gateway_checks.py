@@ -1,4 +1,4 @@
-"""Options and figures of the check of CPU time per token."""
+"""Options and metrics of the check of CPU time per token."""
 
 from __future__ import annotations
 

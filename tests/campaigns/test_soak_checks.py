@@ -181,7 +181,7 @@ def test_one_step_is_no_climb_but_a_staircase_is(at: int, size: float) -> None:
 
 @pytest.mark.parametrize("every", [6, 10, 12])
 def test_a_leak_may_take_large_pieces_rarely(every: int) -> None:
-    """Growth like that of a table that doubles, or an allocator that requests arenas."""
+    """A table that doubles, or an allocator that requests arenas, grows like this."""
     noise = np.random.default_rng(every).normal(0.0, 0.02, 60)
     stairs = 200.0 + 2.0 * (np.arange(60) // every)
     assert slope((stairs + noise).tolist()).climbs

@@ -313,7 +313,11 @@ def test_config_json_is_checked_before_ray_starts(tmp_path: Path) -> None:
     cases: list[tuple[list[str], str, str]] = [
         ([nine, "-tp", "2"], "does not divide the number of attention heads (9)", "one of 1, 3"),
         ([demo, "-tp", "3"], "attention heads (8)", "set --tensor-parallel-size to one of 1, 2, 4"),
-        ([demo, "--max-model-len", "9999"], "more than this checkpoint's 4096", "lower it"),
+        (
+            [demo, "--max-model-len", "9999"],
+            "exceeds this checkpoint's maximum of 4096",
+            "lower it",
+        ),
         ([demo, "--enable-expert-parallel", "-tp", "2"], "has no experts", "remove the flag"),
         (
             [str(copy_of_demo(tmp_path / "other", architectures=["Odd"], model_type="odd"))],

@@ -248,7 +248,7 @@ def test_a_model_that_loads_is_ok() -> None:
     ("config", "without", "flags", "problem"),
     [
         ({}, "", "-tp 3", "does not divide the number of attention heads"),
-        ({}, "", "--max-model-len 5000", "more than this checkpoint's 4096"),
+        ({}, "", "--max-model-len 5000", "exceeds this checkpoint's maximum of 4096"),
         ({"num_attention_heads": 16}, "", "", "has shape"),
         ({"num_hidden_layers": 7, "layer_types": None}, "", "", "missing model.layers.6."),
         ({"num_hidden_layers": 5, "layer_types": None}, "", "", "unexpected model.layers.5."),

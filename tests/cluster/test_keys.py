@@ -44,7 +44,7 @@ def test_keys_of_the_environment_apply_to_serve_configs(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("empty", ["", " ", ","])
 def test_an_empty_variable_is_rejected(served: Any, empty: str) -> None:
-    with pytest.raises(ValueError, match="RAYFLEET_API_KEY is set but has no keys"):
+    with pytest.raises(ValueError, match="RAYFLEET_API_KEY is set but contains no keys"):
         served({"RAYFLEET_API_KEY": empty})
 
 

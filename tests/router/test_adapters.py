@@ -169,7 +169,7 @@ async def test_running_requests_keep_their_version_on_any_worker(lora, change):
         ({"lora_name": "a b", "lora_path": FRENCH}, 400, "is not a valid name"),
         ({"lora_name": "../x", "lora_path": FRENCH}, 400, "is not a valid name"),
         ({"lora_name": "sql", "lora_path": FRENCH}, 400, "configured by --lora-modules"),
-        ({"lora_name": "alias", "lora_path": FRENCH}, 400, "the name of another model"),
+        ({"lora_name": "alias", "lora_path": FRENCH}, 400, "already the name of a model"),
         ({"lora_name": "x", "lora_path": "/none"}, 400, "/none does not exist"),
         ({"lora_name": "x", "lora_path": FRENCH, "colour": 1}, 400, "colour"),
         ({"lora_name": "x", "lora_path": FRENCH, "model": "y"}, 404, "does not exist"),

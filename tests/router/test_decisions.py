@@ -236,7 +236,11 @@ ASKED = {"input": "x", "questions": [PREDICATE]}
         ("systemone", {**ONE, "questions": {"q": {"type": "score", "criteria": ["a"]}}}, "2 to 10"),
         ("systemone", {**ONE, "questions": {"q": {"type": "choice"}}}, "map 1 to 26 options"),
         ("systemone", {**ONE, "questions": {"q": {**NOUL, "criteria": {"no": ""}}}}, "true and"),
-        ("systemone", {**ONE, "chat_template_kwargs": {"thinking": True}}, "must be disabled"),
+        (
+            "systemone",
+            {**ONE, "chat_template_kwargs": {"thinking": True}},
+            "must not enable reasoning",
+        ),
         ("systemone", {**ONE, "images": ["x"]}, "only text is supported"),
         (
             "systemone",
@@ -309,7 +313,7 @@ async def test_templates_without_special_tokens(
     async with rig_of(words, tmp_path, "{{ messages[0].content }}") as rig:
         response = await rig.client.post("/v1/decisions", json=ASKED)
         assert response.status_code == 400, response.text
-        assert "ends this prompt differently" in response.json()["error"]["message"]
+        assert "depends on the message" in response.json()["error"]["message"]
 
 
 async def test_keys_and_limits(wordy: Rig) -> None:

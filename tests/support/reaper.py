@@ -1,6 +1,6 @@
 """Kills processes that a test has started if the test's process is killed and cannot clean up.
 
-python -m tests.support.reaper    (marks on standard input, one per line, until it is closed)
+`python -m tests.support.reaper` reads marks from standard input, one per line, until it is closed.
 """
 
 from __future__ import annotations

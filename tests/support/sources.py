@@ -36,10 +36,10 @@ class Source:
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     def imports(self, *, anywhere: bool = True) -> Iterator[str]:
-        """Dotted names of imported modules or their members, also of imports for types only.
+        """Dotted names of imported modules or their members, including imports for types only.
 
         Args:
-            anywhere: anywhere in the file; otherwise only imports at module level.
+            anywhere: whether to include imports anywhere in the file, not only at module level.
         """
         for node in self.nodes if anywhere else self.tree.body:
             if isinstance(node, ast.Import):

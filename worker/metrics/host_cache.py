@@ -39,7 +39,11 @@ def host_cache_metrics(labels: Sequence[str], totals: HostCacheTotals) -> Iterat
             "Tokens whose KV was loaded from host memory.",
             totals.num_hit_tokens,
         ),
-        ("kv_offload_load_time_seconds", "Time to load KV pages from host memory.", totals.load_s),
+        (
+            "kv_offload_load_time_seconds",
+            "Total time spent loading KV pages from host memory, in seconds.",
+            totals.load_s,
+        ),
         (
             "kv_offload_evicted_pages",
             "KV pages evicted from host memory without reuse.",

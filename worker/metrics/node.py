@@ -197,4 +197,7 @@ def _make_private(directory: Path) -> None:
     found = directory.lstat()
     mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not mine or stat.S_IMODE(found.st_mode) & 0o077:
-        raise PermissionError(f"{directory} must be a directory that only this user can access")
+        raise PermissionError(
+            f"{directory} must be a directory that only this user can access: remove it, or run "
+            "chmod 700 on it"
+        )

@@ -51,5 +51,9 @@ class AdapterTotals(msgspec.Struct, array_like=True):
         int, AsCounter("lora_read_failures", "LoRA adapters that could not be read.")
     ] = 0
     read_time_s: Annotated[
-        float, AsCounter("lora_read_time_seconds", "Time to read a LoRA adapter into host memory.")
+        float,
+        AsCounter(
+            "lora_read_time_seconds",
+            "Total time spent reading LoRA adapters into host memory, in seconds.",
+        ),
     ] = 0.0

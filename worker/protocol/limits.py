@@ -96,7 +96,7 @@ def refuse(
     num_tokens, odd_bytes = divmod(len(submit.prompt), TOKEN_BYTES)
     problem: Problem | None = None
     if odd_bytes:
-        message = f"invalid prompt of {len(submit.prompt)} bytes: must be int32 token ids"
+        message = f"the prompt must consist of int32 token ids, got {len(submit.prompt)} bytes"
         problem = Problem("prompt", message)
     elif num_tokens and not 0 <= submit.num_resumed < num_tokens:
         message = f"num_resumed must be in [0, {num_tokens}), got {submit.num_resumed}"
@@ -232,8 +232,8 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
     if limits.block_size == 1:
         if sampling.diffusion is None:
             return None
-        message = "diffusion requires a block-diffusion model, but this model is autoregressive"
-        return Problem("diffusion", message)
+        message = "requires a block-diffusion model, but this model is autoregressive: remove it"
+        return Problem("diffusion", f"diffusion {message}")
     problems = {
         "bad_words": bool(sampling.bad_words or sampling.bad_words_token_ids),
         "prompt_logprobs": sampling.prompt_logprobs is not None,

@@ -256,7 +256,9 @@ def _check_tokens(name: str, token_ids: Iterable[int]) -> None:
     ids = tuple(token_ids)
     for token_id in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token_id <= _INT32_MAX:
-            raise InvalidParameter(name, f"{name} must be in [0, {_INT32_MAX}], got {token_id}")
+            raise InvalidParameter(
+                name, f"token ids in {name} must be in [0, {_INT32_MAX}], got {token_id}"
+            )
 
 
 def _clamped(logit_bias: Mapping[int, float]) -> dict[int, float]:

@@ -53,7 +53,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
             raise ValueError(f"exactly one of {', '.join(KINDS)} must be set, got {found}")
         size = len(self.text.encode())
         if size > MAX_GRAMMAR_BYTES:
-            raise ValueError(f"{self.kind} has {size} bytes, maximum {MAX_GRAMMAR_BYTES}")
+            raise ValueError(f"{self.kind} has {size} bytes; the maximum is {MAX_GRAMMAR_BYTES}")
 
     @property
     def kind(self) -> GrammarKind:

@@ -167,7 +167,8 @@ def check_pooling(config: EngineConfig, model: ModelConfig) -> None:
             raise ValueError(f"{option} is not supported for pooling models: remove it")
     if model.block_size > 1:
         raise ValueError(
-            "--task embed and score are not supported for block-diffusion models: use another model"
+            "pooling tasks (--task embed, classify or score) are not supported for block-diffusion "
+            "models: use another model"
         )
 
 

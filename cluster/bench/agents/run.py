@@ -40,8 +40,7 @@ class AgentOptions:
     headers: tuple[str, ...] = field(default=(), metadata=HEADERS_FLAG)
     """Additional header for each request; may be repeated."""
     sessions: tuple[int, ...] = (1, 2, 4, 8)
-    """Number of concurrent sessions; may be repeated to measure several numbers, in the given
-    order."""
+    """Numbers of concurrent sessions, measured in the given order, such as 8 16."""
     duration_s: float = 120.0
     """Duration of each measurement in seconds, after the warm-up."""
     warmup_s: float = 30.0
@@ -63,8 +62,8 @@ class AgentOptions:
             raise ValueError(f"--warmup-s must not be negative, got {self.warmup_s:g}")
         if not self.sessions or min(self.sessions) < 1:
             raise ValueError(
-                "--sessions must be a comma-separated list of positive integers, such as 8,16, got "
-                f"{list(self.sessions)}"
+                "--sessions must be one or more positive integers, such as `--sessions 8 16`, got "
+                f"{' '.join(map(str, self.sessions)) or 'none'}"
             )
 
 

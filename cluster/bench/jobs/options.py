@@ -60,6 +60,6 @@ class JobOptions:
         if self.kind == "mooncake" and not self.trace:
             raise ValueError(
                 "mooncake needs --trace FILE.jsonl: download FAST25-release/traces from "
-                "kvcache-ai/Mooncake"
+                "github.com/kvcache-ai/Mooncake"
             )
         find_slo(self.slo)

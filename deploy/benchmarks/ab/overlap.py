@@ -53,7 +53,7 @@ def run(options: OverlapOptions) -> Result:
             checks += _PRESET.checks(figures)
             idle.append((figures[f"idle_gap_us_{running}"], figures[f"idle_share_{running}"]))
             result |= figures
-            note(f"{running} running: {figures[f'ratio_{running}']:.3f} times depth 0's speed")
+            note(f"{running} running: {figures[f'ratio_{running}']:.3f} times the speed of depth 0")
     if uses_cuda(options.engine):
         checks += idle_checks(idle)
     if options.plot:

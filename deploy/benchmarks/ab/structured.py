@@ -65,7 +65,7 @@ def run(options: StructuredOptions) -> Result:
         for kind, params in GRAMMARS.items():
             result[kind] = figures = _measure(options, engine, compiler, params)
             checks += _PRESET.checks({f"ratio_{kind}": figures["ratio"]})
-            note(f"{kind}: {figures['ratio']:.3f} times the speed of free requests")
+            note(f"{kind}: {figures['ratio']:.3f} times the speed of unconstrained requests")
     return {**result, "checks": checks_json(checks)}
 
 

@@ -111,8 +111,9 @@ def run_router_sim(options: SimOptions) -> Result:
         rows += _rows(name, runs)
         ratios[name] = _ratios(runs)
         note(
-            f"{name}: mean {ratios[name]['mean_ttft_ratio']:.3f} of {ratios[name]['best_mean']}, "
-            f"p99 {ratios[name]['p99_ttft_ratio']:.3f} of {ratios[name]['best_p99']}"
+            f"{name}: TTFT relative to the best other router: mean "
+            f"{ratios[name]['mean_ttft_ratio']:.3f} ({ratios[name]['best_mean']}), p99 "
+            f"{ratios[name]['p99_ttft_ratio']:.3f} ({ratios[name]['best_p99']})"
         )
     result: Result = {
         "seeds": options.seeds,

@@ -232,7 +232,10 @@ def run_gateways(options: GatewayOptions) -> Result:
             "mean_ttft_ratio": rows[-1]["mean_ttft_s"] / rows[-2]["mean_ttft_s"],
             "mean_ttft_ratio_ci": ratio.half,
         }
-        note(f"{name}: {number} gateways {ratios[name]['mean_ttft_ratio']:.3f} of one")
+        note(
+            f"{name}: mean TTFT with {number} gateways is "
+            f"{ratios[name]['mean_ttft_ratio']:.3f} times that with one"
+        )
     worst = max(one["mean_ttft_ratio"] for one in ratios.values())
     checks = [at_most("worst_gateways_ttft_ratio", worst, "x", _MEAN_GOAL)]
     return {

@@ -37,7 +37,8 @@ def chat_of(
     """
     if any((arguments or {}).get(name) for name in THINKING_SWITCHES):
         raise bad_request(
-            "reasoning must be disabled, since the answer is the first token of the reply",
+            "chat_template_kwargs must not enable reasoning, since the answer is the first token "
+            "of the reply",
             "chat_template_kwargs",
         )
     messages = [{"role": "user", "content": message}]
@@ -117,8 +118,9 @@ class LabelTokens:
             end = memoryview(prompt.token_ids).cast("i")[-len(self._end) :].tolist()
             if not self._end or end != self._end:
                 raise bad_request(
-                    "the chat template ends this prompt differently, so that the tokens of labels "
-                    "are unknown: remove chat_template_kwargs if set, or use another model",
+                    "the end of the rendered prompt depends on the message, so that the labels' "
+                    "tokens cannot be determined: remove chat_template_kwargs if set, or use "
+                    "another model",
                     "chat_template_kwargs",
                 )
 

@@ -152,7 +152,10 @@ class Account:
             return None
         if self.key is not None and not self.key.slo:
             raise ApiError(
-                403, "this API key does not allow SLOs", param="slo", code="slo_not_allowed"
+                403,
+                "this API key does not allow SLOs: omit slo",
+                param="slo",
+                code="slo_not_allowed",
             )
         return requested
 

@@ -310,7 +310,8 @@ def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     if kinds == {list} and all(set(map(type, item)) <= {int} for item in prompt):
         return prompt
     raise bad_request(
-        "prompt must be a string, a list of strings, token ids, or a list of lists of token ids",
+        "prompt must be a string, a list of strings, a list of token ids, or a list of lists of "
+        "token ids",
         "prompt",
     )
 

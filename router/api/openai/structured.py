@@ -38,7 +38,11 @@ def structured_outputs(
         )
     for name in given:
         if name not in StructuredOutputsParams.__struct_fields__:
-            raise bad_request(f"structured_outputs.{name} is not supported", "structured_outputs")
+            known = ", ".join(StructuredOutputsParams.__struct_fields__)
+            raise bad_request(
+                f"structured_outputs.{name} is not supported: choose from {known}",
+                "structured_outputs",
+            )
     return _convert(given, "structured_outputs")
 
 

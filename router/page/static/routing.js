@@ -37,11 +37,11 @@ export function reasonOf({ hit, achievable, predictedMs, regretMs, terms, cached
     return cached > 0 ? `cache hit: ${cached} prompt tokens` : "load: prompt not cached";
   }
   const parts = [];
-  if (achievable > hit) parts.push(`load: predicted hit of ${hit} tokens, ${achievable} elsewhere`);
+  if (achievable > hit) parts.push(`load: predicted hit of ${hit} tokens, ${achievable} on another worker`);
   else if (hit > 0) parts.push(`cache hit: longest cached prefix, predicted ${hit} tokens`);
   else parts.push("load: prompt not cached");
   if (predictedMs !== null) parts.push(`predicted time to first token ${predictedMs} ms`);
-  if (regretMs > 0) parts.push(`${regretMs} ms slower than elsewhere, in favor of other requests`);
+  if (regretMs > 0) parts.push(`${regretMs} ms slower than on the fastest worker, in favor of other requests`);
   const weighed = terms.filter(([, value]) => value !== 0);
   if (weighed.length > 0) {
     parts.push(`cost ${weighed.map(([name, value]) => `${name} ${value.toFixed(4)}`).join(", ")}`);

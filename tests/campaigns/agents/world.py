@@ -19,7 +19,7 @@ def add(a: int, b: int) -> int:
 
 
 def get_weather(city: str) -> str:
-    """The weather in a town."""
+    """The weather in a city."""
     if city == "Rome":
         raise LookupError("no such town")
     return "sunny" if len(city) % 2 else "rainy"

@@ -29,11 +29,11 @@ class _Period:
     since: float
     """Time at which the change to these weights was first requested."""
     until: float = math.inf
-    """Time at which the change to others was confirmed."""
+    """Time at which the change to other weights was confirmed."""
 
 
 class AdapterHistory:
-    """Weights of each name over time, which is monotonic in seconds.
+    """Weights of each name over time. Times are on the monotonic clock, in seconds.
 
     Between the first request of a change and its confirmation, a gateway may use either weights.
 
@@ -47,11 +47,11 @@ class AdapterHistory:
         }
 
     def begin(self, name: str, weights: Weights, now: float) -> None:
-        """A change is requested for the first time."""
+        """Records that a change is requested for the first time."""
         self._periods[name].append(_Period(weights=weights, since=now))
 
     def confirm(self, name: str, now: float) -> None:
-        """The last change of a name is confirmed."""
+        """Records that the last change of a name is confirmed."""
         for period in self._periods[name][:-1]:
             period.until = min(period.until, now)
 
@@ -60,7 +60,7 @@ class AdapterHistory:
         return self._periods[name][-1].weights
 
     def possible(self, name: str, begin: float, end: float) -> list[Weights]:
-        """Weights that a request may get which was sent at `begin` and accepted by `end`."""
+        """Weights that may be used for a request that was sent at `begin` and accepted by `end`."""
         return [p.weights for p in self._periods[name] if p.since <= end and p.until >= begin]
 
 

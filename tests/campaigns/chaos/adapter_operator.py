@@ -17,7 +17,7 @@ from tests.campaigns.chaos.adapter_history import AdapterHistory, Weights
 BASE: Final = "base"
 """Key of the base model's weights."""
 STATIC: Final = "configured"
-"""Name of the adapter of the configuration, whose weights are those of the first folder."""
+"""Name of the adapter in the configuration; its weights are those of the first folder."""
 KINDS_OF_CHANGE: Final = ("load", "replace", "unload")
 ADMIN_KEY: Final = "operator"
 _HEADERS: Final = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -77,7 +77,7 @@ class Operator:
         self._client.close()
 
     def start(self, names: Sequence[str]) -> None:
-        """Changes these adapters at random, one after another, until `stop`."""
+        """Changes these adapters at random, one at a time, until `stop`."""
         self._thread = threading.Thread(target=self._live, args=(names,), daemon=True)
         self._thread.start()
 
@@ -106,8 +106,8 @@ class Operator:
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
 
     def differing(self, names: Sequence[str], num_looks: int) -> list[str]:
-        """Lists of adapters that are not as this operator has left them, of `num_looks` ones, each
-        over a new connection."""
+        """Lists of adapters that differ from this operator's record, out of `num_looks` lists, each
+        requested over a new connection."""
         folders = {name: self._history.current(name) for name in (STATIC, *names)}
         expected = {
             name: str(self._folders[weights])

@@ -42,14 +42,14 @@ FAULTS: Final = ("kill-gateway", "kill-front", "kill-rank0")
 PROMPTS: Final = 3
 """Requests per name, with different prompts: a long stream, a short stream and a short body."""
 _SLOTS: Final = {"max_loras": 2, "max_cpu_loras": 3}
-"""Fewer than there are adapters, so that they are evicted and read again."""
+"""Number of slots: fewer than adapters, so that adapters are evicted and read again."""
 _RANKS: Final = (4, 16, 8)
 _EXTRA: Final = 2
 """Number of folders in excess of names."""
 _SHORTER: Final = 4
-"""Factor by which the short answers are shorter."""
+"""Factor by which short answers are shorter than long ones."""
 _LOOKS: Final = 4
-"""Number of times that each gateway is asked for its adapters, on average."""
+"""Number of times that each gateway's list of adapters is requested, on average."""
 _MAX_EXAMPLES: Final = 20
 
 
@@ -199,8 +199,8 @@ def judge_adapters(
     """Checks of a run.
 
     Args:
-        run: its faults, and what remained afterwards.
-        counts: outcomes of its requests.
+        run: faults, and what remained in the fleet afterwards.
+        counts: outcomes of the requests.
         operator: changes of adapters.
         differing: lists of adapters of gateways that differ from the operator's.
     """

@@ -59,7 +59,7 @@ class Kind:
     given_up: bool = False
     """Whether a stopped process must be replaced."""
     takes_streams: bool = False
-    """Whether client connections end with the process."""
+    """Whether client connections through the process end with it."""
 
 
 CUT_CLIENTS: Final = "cut-clients"
@@ -67,7 +67,8 @@ CUT_ATTACH: Final = "cut-attach"
 MEMORY: Final = "memory"
 
 _IN_FRONT = (Part.GATEWAY, Part.HAPROXY, Part.GUARD)
-"""A killed guard ends its HAProxy; its parent does not."""
+"""Parts through which client connections go. A killed guard ends its HAProxy; the guard's parent
+does not."""
 
 
 def _kill(part: Part) -> Kind:

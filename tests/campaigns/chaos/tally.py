@@ -103,7 +103,7 @@ def _verdict(outcome: Outcome, faults: Sequence[Fault], right: Mapping[int, Answ
 
 
 def is_cut(outcome: Outcome, faults: Sequence[Fault]) -> bool:
-    """Whether its connection went through a process that was hit by a fault."""
+    """Whether the request's connection went through a process that was hit by a fault."""
     if outcome.end != "broken" and outcome.status < _SERVER_ERROR:
         return False
     return any(

@@ -16,7 +16,7 @@ BEYOND_DETECTION_S = 2.0
 HUNG_RANK_S = 15.0
 """Maximum seconds until streams of a hung rank are resumed."""
 MOST_GROWTH = 0.10
-"""Maximum relative memory growth per process of a part; replaced processes start anew."""
+"""Maximum relative memory growth per process of a part; replaced processes start from zero."""
 
 
 def judge(
@@ -30,7 +30,7 @@ def judge(
     """Checks of a run.
 
     Args:
-        counts: outcomes of its requests.
+        counts: outcomes of the requests.
         faults: injected faults.
         pauses: pauses of streams.
         left_over: nonzero loads of workers and gateways when there are no clients.

@@ -138,7 +138,7 @@ def _prints(target: Target, options: GatewayOptions) -> bool:
 
 
 def cell_of(served: Result, seconds: dict[str, float]) -> Result:
-    """Figures of a load, and the CPU time per token of each part, given the parts' total
+    """Metrics of a load, and the CPU time per token of each part, given the parts' total
     `seconds`."""
     num_tokens = served["total_output_tokens"]
     if not num_tokens:

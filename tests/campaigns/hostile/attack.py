@@ -102,7 +102,7 @@ class Attack:
         return max(mib for kind, mib in self.kept_mib.items() if kind != "compiler")
 
     def summary(self) -> Figures:
-        """Figures as JSON, with only the kinds of processes that grew."""
+        """Metrics as JSON, with only the kinds of processes that grew."""
         return {
             "name": self.name,
             "body_mib": self.body_mib,

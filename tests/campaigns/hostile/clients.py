@@ -228,7 +228,7 @@ class RawAnswer:
 
 
 async def send_raw(port: int, case: RawCase) -> RawAnswer:
-    """Sends the pieces of a case; reads until there is a response or the connection ends."""
+    """Sends the parts of a case; reads until there is a response or the connection ends."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError as error:

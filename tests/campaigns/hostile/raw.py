@@ -20,7 +20,7 @@ class RawCase:
 
     kind: str
     pieces: tuple[bytes, ...]
-    """Pieces that are sent in sequence, with pauses."""
+    """Parts that are sent in sequence, with pauses."""
     deserves_answer: bool
     """Whether the bytes are a complete request in any interpretation; otherwise, the server may
     wait for more."""

@@ -38,7 +38,7 @@ _PASSAGE_WORDS = 120
 """Words of each passage: fewer than the 256 tokens that the model was trained with."""
 _MODEL = "minilm"
 _COSINE = 0.99999
-"""Minimum cosine of a vector and transformers'."""
+"""Minimum cosine similarity to the vector of transformers."""
 _TIMEOUT_S = 120.0
 
 
@@ -65,7 +65,7 @@ def reference_vectors(folder: Path, texts: Sequence[str]) -> tuple[torch.Tensor,
 
 
 def check_embeddings(folder: Path) -> list[Check]:
-    """A worker's vectors over HTTP equal transformers', and do not depend on the batch.
+    """Checks that a worker's vectors over HTTP equal transformers' and do not depend on the batch.
 
     Args:
         folder: checkpoint with the files of sentence-transformers.

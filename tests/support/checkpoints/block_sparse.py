@@ -19,8 +19,8 @@ _MOE = re.compile(r"(model\.layers\.\d+)\.mlp\.(gate|experts|shared_experts)\.(.
 
 
 def _as_released(_: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Names as in the released checkpoint, which transformers only writes together with an
-    encoder."""
+    """Renames tensors as in the released checkpoint; transformers only does so when it saves the
+    model together with an encoder."""
     tensors = {}
     for name, tensor in model.state_dict().items():
         name = name.replace(".indexer.", ".index_")

@@ -35,8 +35,8 @@ def write_tiny_chat(folder: Path) -> Path:
 
 
 def write_tiny_experts(folder: Path) -> Qwen3MoeForCausalLM:
-    """Writes the same with experts, which two ranks can share equally; returns the model in
-    fp32."""
+    """Writes a tiny chat checkpoint with experts, which two ranks can share equally; returns the
+    model in fp32."""
     sizes = _sizes(_write_tokenizer(folder))
     torch.manual_seed(0)
     experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}

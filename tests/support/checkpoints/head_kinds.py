@@ -53,13 +53,13 @@ def _fused(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tens
 
 
 def _with_encoders(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Same as MiMo V2.5, with image and audio encoders."""
+    """Fuses q, k and v like `_fused`, and adds image and audio encoders, as in MiMo V2.5."""
     names = ("visual.merger.ln_q", "audio_encoder.projection.mlp.0", "speech_embeddings.0")
     return _fused(tensors, model) | {f"{name}.weight": torch.ones(8) for name in names}
 
 
 def _mimo_v2_5(config: dict[str, Any]) -> dict[str, Any]:
-    """config.json with the encoders' keys."""
+    """Adds the encoders' keys to config.json."""
     parts = ("vision_config", "audio_config", "processor_config")
     return {**config, **{part: {"hidden_size": 8} for part in parts}, "image_token_id": 5}
 

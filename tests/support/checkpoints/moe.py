@@ -109,7 +109,7 @@ class MoeMathematics:
     """Reference for a family's configuration, computed by this module."""
 
     config: Mapping[str, Any]
-    """config.json."""
+    """Content of config.json."""
 
     def write(self, folder: Path) -> MoeCheckpoint:
         """Saves a checkpoint with random weights and returns its reference model."""

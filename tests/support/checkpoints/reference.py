@@ -41,7 +41,7 @@ class Names:
     gate: str = "gate_proj"
     up: str = "up_proj"
     gate_up: str = ""
-    """Name of the fused tensor of both, with the gate's rows first."""
+    """Name of the fused tensor of the gate and up projections, with the gate's rows first."""
     down: str = "down_proj"
     norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     """Norms before attention and before the MLP."""
@@ -69,7 +69,7 @@ class Mathematics:
     """Differences of a family from a decoder of pre-norm blocks with gated MLPs."""
 
     config: Mapping[str, Any]
-    """config.json."""
+    """Content of config.json."""
     names: Names = field(default_factory=Names)
     eps_key: str = "rms_norm_eps"
     theta_key: str = "rope_theta"
@@ -80,7 +80,7 @@ class Mathematics:
     mlp_share: int = 1
     """Divisor of `intermediate_size`."""
     norm: Literal["rms", "layer"] = "rms"
-    """Whether norms subtract the mean and add a bias."""
+    """Type of the norms: RMSNorm, or LayerNorm, which subtracts the mean and adds a bias."""
     rows: Literal["in order", "by kv head"] = "in order"
     """Row order of a fused tensor: all queries first, or for each KV head its queries, key and
     value."""
@@ -98,7 +98,7 @@ class Mathematics:
     """Whether the rows of the LM head's weight are normalized."""
     experts: Experts | None = None
     further: tuple[str, ...] = ()
-    """Additional tensors of a checkpoint, which are not needed."""
+    """Additional tensors of a checkpoint, which the model does not use."""
 
 
 class Scores(NamedTuple):

@@ -45,9 +45,9 @@ Mutation = Mapping[str, Any] | Patch
 
 
 Trait = Literal["alone", "positions", "cache", "shards", "experts", "functions"]
-"""What a family has of which a few specimens represent all in `make test`:
+"""Property of families. In `make test`, a few specimens represent all families that have it:
 
-- alone: one request at a time; that broken features show;
+- alone: requests that run one at a time, and mutations that must change the output;
 - positions: kinds of caches whose pages run out: all positions, windows, chunks, pages that layers
   share, sinks, latents, states of each kind;
 - cache: kinds of caches that drafts and grammars change: all positions, windows, chunks, latents,

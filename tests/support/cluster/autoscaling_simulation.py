@@ -75,7 +75,8 @@ class SimulatedFleet:
         return self.arrived[-1] - self.served[-1]
 
     def run(self, works: Iterable[float]) -> None:
-        """Simulates steps; in each, this number of workers' time arrives per second."""
+        """Simulates one step per value of `works`, the load as the number of workers that it keeps
+        busy."""
         for work in works:
             self._step(work)
 
@@ -90,7 +91,7 @@ class SimulatedFleet:
 
     @property
     def worker_s(self) -> float:
-        """Worker seconds requested, including start-up."""
+        """Worker seconds requested, including startup."""
         return float(sum(self.targets[1:])) * self._step_s
 
     def waits(self) -> Curve:

@@ -26,7 +26,7 @@ MULTIPLYING: dict[str, int] = {
     "_expanded_kernel": 0,
 }
 """Kernels with matmuls, and the maximum number of tile rows for which mma.sync suffices. It
-suffices for single queries and for heads of 512 dimensions, and is optional for experts. Pieces of
+suffices for single queries and for heads of 512 dimensions, and is optional for experts. Chunks of
 linear attention always have 64 rows."""
 
 

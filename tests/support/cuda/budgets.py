@@ -1,9 +1,9 @@
 """Maximum launches of a captured step, by model family.
 
 `python -m tests.support.cuda.budgets --write` counts the launches of families that are missing in
-budgets.json. `--recount` counts those of all families, after a change that needs fewer. If a change
-needs more, give the reason. A torch operation counts as one launch, although a sort, for example,
-takes several on a device.
+budgets.json. `--recount` counts the launches of all families, after a change that reduces them. If
+a change needs more launches, give the reason. A torch operation counts as one launch, although a
+sort, for example, takes several on a device.
 """
 
 from __future__ import annotations

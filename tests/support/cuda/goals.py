@@ -1,4 +1,4 @@
-"""Projected figures of the goals for one H100, not measured.
+"""Projected metrics for the performance goals on one H100; nothing is measured.
 
     python -m tests.support.cuda.goals
 
@@ -41,14 +41,14 @@ _QWEN35 = "Qwen3_5ForCausalLM"
 
 
 class Goal(NamedTuple):
-    """A projected figure."""
+    """A projected metric and its goal."""
 
     what: str
     value: float
     unit: str
     goal: float
     is_maximum: bool
-    """Whether the figure must be at most the goal; otherwise, it must be at least the goal."""
+    """Whether the metric must be at most the goal; otherwise, it must be at least the goal."""
 
     @property
     def holds(self) -> bool:
@@ -161,7 +161,7 @@ def hybrid_decode_ms(rows: int) -> float:
 
 def hybrid_prompt_rate(num_tokens: int) -> float:
     """Prefill throughput of Qwen3.5-9B in tokens per second: its matmuls, full attention, and the
-    matmuls of linear attention's pieces of 64 tokens, which are a small part."""
+    matmuls of linear attention's chunks of 64 tokens, which are a small part."""
     model, counts, num_weights, _ = hybrid()
     full = model.num_layers // len(counts.layers)
     layers = num_weights - model.vocab_size * model.hidden_size
@@ -175,7 +175,7 @@ def hybrid_prompt_rate(num_tokens: int) -> float:
 
 
 def goals() -> list[Goal]:
-    """All figures."""
+    """All projected metrics with their goals."""
     return [
         Goal("INT4 (groups of 128), 1 x 1k, decode step", decode_ms("int4", 1), "ms", 3.2, True),
         Goal("FP8, 32 x 1k, decode step", decode_ms("fp8", 32), "ms", 5.2, True),
@@ -187,7 +187,7 @@ def goals() -> list[Goal]:
 
 
 def table() -> str:
-    """All figures as Markdown rows."""
+    """All projected metrics as Markdown rows."""
     lines = ["| projected, not measured | | goal |", "|---|---|---|"]
     for one in goals():
         sign, digits = ("≤" if one.is_maximum else "≥"), 1 if one.unit == "ms" else 0

@@ -31,7 +31,7 @@ GAP_S = 1.5e-6
 """Seconds between two kernels of a graph, in addition to the rates above: launch latency and tails,
 1 to 2 microseconds on an H100."""
 PROMPT_ATTENTION = (250e12, 550e12)
-"""FLOP/s of attention within a prompt: known figures on an H100 for Triton kernels and for
+"""FLOP/s of attention within a prompt on an H100, as published for Triton kernels and for
 FlashAttention 3, which peers use."""
 PEER_LAYER = {"LlamaForCausalLM": 9.5, "Qwen3ForCausalLM": 9.5, "Qwen3MoeForCausalLM": 16.5}
 """Launches per layer of peers: 9 to 10, or 15 to 18 with experts. Outside of layers, peers are

@@ -73,9 +73,9 @@ class Region(NamedTuple):
 
     memory: Memory
     tensor: torch.Tensor
-    """Its content, on CPU or on torch's meta device."""
+    """Content of the region, on CPU or on torch's meta device."""
     rows: torch.Tensor | None = None
-    """Rows of its first dimension; None for all."""
+    """Rows of the tensor's first dimension that are touched; None for all."""
 
 
 class Launch(NamedTuple):
@@ -85,30 +85,30 @@ class Launch(NamedTuple):
     reads: Sequence[Region]
     writes: Sequence[Region]
     again: Callable[[], Launch] | None = None
-    """Repeats it, from and to the same memory."""
+    """Function that repeats the work, from and to the same memory."""
 
 
 class Watcher(Protocol):
-    """Receives notifications."""
+    """Receives notifications about memory, launches and waits."""
 
     def allocated(self, memory: Memory) -> None:
-        """New memory on the device, from the cache of the current stream."""
+        """Called for new memory on the device, from the allocator's pool of the current stream."""
         ...
 
     def freed(self, memory: Memory) -> None:
-        """The memory has been freed."""
+        """Called when memory has been freed."""
         ...
 
     def launched(self, launch: Launch) -> None:
-        """Work has been submitted to the current stream."""
+        """Called when work has been submitted to the current stream."""
         ...
 
     def touched(self, region: Region, *, write: bool) -> None:
-        """The host reads or writes pinned memory."""
+        """Called when the host reads or writes pinned memory."""
         ...
 
     def waited(self, what: str) -> None:
-        """The host would wait for the current stream; may raise."""
+        """Called when the host would wait for the current stream; may raise."""
         ...
 
 

@@ -35,7 +35,7 @@ class NodeCluster:
     """The cluster, from `start` to `stop`; as a context manager it calls both.
 
     Args:
-        redis_server: path of the binary; if set, the head's state survives the head.
+        redis_server: path of the binary; if set, the head's state survives a restart of the head.
         node_check_ms: milliseconds between the head's health checks of a node.
     """
 
@@ -89,7 +89,7 @@ class NodeCluster:
         """Deploys like `serve deploy`; returns when everything is running.
 
         Raises:
-            RuntimeError: it did not start.
+            RuntimeError: the application did not start.
         """
         import ray
         from ray import serve

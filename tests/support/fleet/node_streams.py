@@ -23,7 +23,7 @@ class Stream:
     num_tokens: int
     """Number of requested tokens."""
     worker: str = ""
-    """Worker on which it started."""
+    """Worker on which the stream started."""
     token_ids: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     """Times of the tokens' events."""
@@ -43,7 +43,8 @@ class Stream:
 
 
 class NodeStreams:
-    """Streams with different prompts, all started at once; `counts` is the number per model."""
+    """Streams with different prompts, all started at once; `counts` is the number of streams per
+    model."""
 
     def __init__(self, base_url: str, counts: Mapping[str, int], num_tokens: int) -> None:
         self._url = f"{base_url}/v1/completions"

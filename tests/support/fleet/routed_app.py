@@ -23,7 +23,7 @@ APPLICATION = "routed"
 NUM_TALKS = 12
 NEWS_S = 120.0
 """Timeout in seconds until the router knows that a request has ended, which may be after its
-response."""
+response has been received."""
 
 
 def main(address: str) -> None:

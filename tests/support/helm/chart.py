@@ -56,13 +56,13 @@ class Helm:
 
 
 def only(objects: list[Object], kind: str) -> Object:
-    """The one object of a kind."""
+    """The only object of a kind."""
     (found,) = (o for o in objects if o["kind"] == kind)
     return found
 
 
 def pod_specs(objects: list[Object]) -> Iterator[tuple[str, Object]]:
-    """Every pod that the objects lead to: its name, and metadata with spec."""
+    """Pods that the objects would create: name, and metadata with spec."""
     for o in objects:
         if o["kind"] == "Pod":
             yield o["metadata"]["name"], o

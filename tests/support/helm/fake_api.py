@@ -202,7 +202,7 @@ def _listing(
 
 
 def _merge(target: Object, patch: Object) -> Object:
-    """`target` under a JSON merge patch (RFC 7386)."""
+    """Applies a JSON merge patch (RFC 7386) to `target`; returns the result."""
     merged = dict(target)
     for key, value in patch.items():
         if value is None:

@@ -2,7 +2,7 @@
 
 Written after `ray-operator/controllers/ray/common/pod.go` of KubeRay 1.7 (setMissingRayStartParams,
 generateRayStartCommand, setContainerEnvVars, SetContainerTokenAuthEnvVars and
-initLivenessAndReadinessProbe), as far as what this chart renders leads there.
+initLivenessAndReadinessProbe), limited to the branches that this chart uses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPLICIT_BOOLEANS = {"log-color", "include-dashboard", "include-log-monitor"}
 """Flags of `ray start` with a value of true or false; other boolean flags have no value."""
 
 Secrets = Mapping[str, Mapping[str, str]]
-"""Entries by the name of the Secret."""
+"""Entries of each Secret, keyed by the Secret's name."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ WORTH_SHARING = 200
 
 
 def violations(o: Object, release: str) -> list[str]:
-    """Fields that the API server of a cluster with that KubeRay would reject or drop."""
+    """Fields that the API server of a cluster with this KubeRay release would reject or drop."""
     found = _validator(release, o["kind"]).iter_errors(o)
     return sorted(f"{error.json_path}: {error.message[:200]}" for error in found)
 
@@ -47,9 +47,10 @@ def _validator(release: str, kind: str) -> jsonschema.Draft7Validator:
 
 
 def fields_of(folder: Path) -> Object:
-    """The table of the definitions in a folder: a schema per kind, and what several share.
+    """The table of the definitions in a folder: a schema per kind, and parts that several schemas
+    share.
 
-    RayCronJobs, of newer releases, are left out: the chart makes none.
+    RayCronJobs, which newer releases have, are left out, because the chart creates none.
     """
     kinds = {}
     for path in sorted(folder.glob("*.yaml")):
@@ -66,7 +67,7 @@ def fields_of(folder: Path) -> Object:
 
 
 def _closed(node: Object) -> Object:
-    """A node of an OpenAPI schema as JSON schema: it has no other fields than those listed."""
+    """A node of an OpenAPI schema as a JSON schema that allows only the listed fields."""
     fields: Object = node.get("properties", {})
     if fields.keys() == {"metadata", "spec"} and "containers" in fields["spec"]["properties"]:
         return POD_TEMPLATE
@@ -88,7 +89,7 @@ def _closed(node: Object) -> Object:
 
 
 def _shared(kinds: Object) -> Object:
-    """`kinds` with one definition of each larger recurring part, named by its first place."""
+    """`kinds` in which each larger recurring part is defined once, named by its first place."""
     times: Counter[str] = Counter()
     names: dict[str, str] = {}
 

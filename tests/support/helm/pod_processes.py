@@ -92,7 +92,7 @@ class PodProcess:
     pod: RayPod
     process: subprocess.Popen[bytes]
     ports: dict[str, str]
-    """Ports of this machine by the pod's own."""
+    """Ports on this machine, keyed by the pod's ports."""
     stats_port: int
     gateway_ports: PortRange
     log: Path
@@ -138,7 +138,7 @@ class PodCluster:
 
     @property
     def workers(self) -> list[PodProcess]:
-        """All pods but the head; the serve Service selects these."""
+        """All pods except the head; the Serve Service selects these."""
         return self.pods[1:]
 
     def operator(self, method: str, path: str, body: Any = None, token: str | None = "") -> Any:
@@ -166,7 +166,7 @@ class PodCluster:
     def wait(
         self, what: str, holds: Callable[[], Any], gives_up: Callable[[], str] = lambda: ""
     ) -> None:
-        """Waits until a condition holds; `gives_up` returns why it never will, or nothing.
+        """Waits until a condition holds, or `gives_up` returns why it never will.
 
         Raises:
             NotInTimeError: the condition did not hold in time.
@@ -241,7 +241,7 @@ class PodCluster:
 
 @contextmanager
 def run_pods(pods: Iterable[RayPod], token: str) -> Iterator[PodCluster]:
-    """Starts the head and, once its GCS responds, the others; kills them all at the end."""
+    """Starts the head and, once its GCS responds, the other pods; kills all of them at the end."""
     directory = private_directory()
     (directory / "models").mkdir()
     (directory / "bin").mkdir()
@@ -275,7 +275,7 @@ def run_pods(pods: Iterable[RayPod], token: str) -> Iterator[PodCluster]:
 
 
 def in_folders(text: str, directory: Path) -> str:
-    """`text`, with a pod's folder at its beginning, as this machine has it."""
+    """`text`, with a pod's folder at its start replaced by the folder on this machine."""
     for folder, here in FOLDERS.items():
         if text == folder or text.startswith(folder + "/"):
             return here.format(directory) + text.removeprefix(folder)

@@ -25,7 +25,7 @@ class Release:
         return self._helm.run(*arguments, "--namespace", "demo", env=self._environment)
 
     def apply(self, command: str, *arguments: str) -> str:
-        """Installs or upgrades; the output ends with the notes."""
+        """Installs or upgrades the release; the output ends with the chart's notes."""
         return self.run(command, "fleet", str(CHART), "--disable-openapi-validation", *arguments)
 
     def num_gateways(self) -> int:
@@ -38,7 +38,7 @@ class Release:
 
 @contextmanager
 def release_of(helm: Helm, folder: Path) -> Iterator[Release]:
-    """A cluster of its own for a release; `folder` takes the kubeconfig."""
+    """Context with a separate simulated cluster for a release; `folder` gets the kubeconfig."""
     with serve_api() as (cluster, url):
         config = {
             "apiVersion": "v1",

@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def serve_models(models: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """URL of the endpoint, and the requested models in order. It requires the key `secret`."""
+    """URL of the endpoint, and the models of the requests in order. Its API key is `secret`."""
     requested_models: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -84,17 +84,17 @@ class Binary:
 
 
 def early_instructions(ptx: str) -> list[str]:
-    """Instructions that a kernel launched with PDL must only execute after its wait for the
-    previous kernel, and does before; all of its instructions if it does not wait."""
+    """Instructions of a kernel launched with PDL that must come after its wait for the previous
+    kernel, but come before it; all of its instructions if it does not wait."""
     code = ptx.partition(".entry")[2].partition("{")[2]
     before = code.partition("griddepcontrol.wait;")[0]
     return [line.strip() for line in before.splitlines() if _EARLY.match(line.strip())]
 
 
 def check_order(binary: Binary, capability: int) -> None:
-    """Asserts that a kernel is launched with PDL, and waits for the previous one before anything
-    else; that it is not if it uses tensor memory; and that devices without PDL have no instructions
-    for it."""
+    """Asserts that a kernel is launched with PDL and waits for the previous kernel before anything
+    else, or, if it uses tensor memory, that it is launched without PDL; and that devices without
+    PDL have no instructions for it."""
     if capability < 90:
         assert "griddepcontrol" not in binary.ptx, binary
         assert not binary.launches_dependent, binary

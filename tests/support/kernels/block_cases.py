@@ -11,8 +11,9 @@ from tests.support.kernels.sparse_cases import PAGE, make_queries
 
 
 def block_selection_case(device: str, dtype: torch.dtype) -> None:
-    """Decodes together, and a prompt of several tiles of queries; blocks of several pages, parts
-    of pages, and neither; heads and dimensions that are no powers of 2."""
+    """Checks several decodes, and a prompt of several tiles of queries; blocks of several pages, of
+    parts of pages, and not aligned with pages; numbers of heads and dimensions that are not powers
+    of 2."""
     for block_size, num_blocks, num_heads, dim in ((32, 2, 3, 24), (8, 3, 2, 32), (12, 3, 5, 20)):
         counts = [[90, 3, 31], list(range(50, 90))]
         queries = make_queries(device, counts, block_size * num_blocks)
@@ -30,7 +31,7 @@ def block_selection_case(device: str, dtype: torch.dtype) -> None:
 
 
 def block_attention_case(device: str, dtype: torch.dtype) -> None:
-    """One split and several, some of which are empty for a query with few blocks."""
+    """Checks one split, and several splits, some of which are empty for a query with few blocks."""
     for count, num_heads, kv_heads, dim, length, num_runs in (
         (3, 10, 2, 24, 4, 6),
         (2, 4, 1, 16, 16, 40),

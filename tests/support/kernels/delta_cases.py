@@ -20,7 +20,8 @@ class Row(NamedTuple):
     start: int
     length: int
     stores: tuple[tuple[int, int], ...] = ()
-    """Tokens of the row after which its state is stored, and where."""
+    """Pairs of a number of tokens of the row, after which its state is stored, and the target slot.
+    """
 
 
 def make_layer(
@@ -55,8 +56,8 @@ def make_rows(
     num_decodes: int | None = None,
     drafts: Collection[int] = (),
 ) -> StateRows:
-    """The rows, with empty pieces after theirs; rows of one token come first. `drafts` are the
-    slots of draft rows."""
+    """Creates the rows of a step, followed by empty chunks. Rows of one token must come first.
+    `drafts` are the slots of draft rows."""
     starts, owners, targets, first_pieces, token = [], [], [], [0], 0
     for number, row in enumerate(rows):
         stores = dict(row.stores)
@@ -89,7 +90,7 @@ def make_rows(
 def run_step(
     step: tuple[torch.Tensor, DeltaLayer, StateCache, StateRows], *, by_position: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs, and the states afterwards, of a step on a copy of its cache."""
+    """Runs a step on a copy of its cache; returns the outputs and the states after the step."""
     x, layer, cache, rows = step
     own = StateCache(planes=tuple(plane.clone() for plane in cache.planes))
     out = gated_delta_net(x, layer, own, rows, by_position=by_position)
@@ -106,7 +107,7 @@ def _moved(device: str, one: Any) -> Any:
 
 
 def to_device(device: str, value: Moved) -> Moved:
-    """The same on a device."""
+    """A copy of the value whose tensors are on a device."""
     names = value._fields if isinstance(value, DeltaLayer) else list(value.__dataclass_fields__)
     fields: dict[str, Any] = {name: getattr(value, name) for name in names}
     moved = {name: _moved(device, one) for name, one in fields.items()}
@@ -116,7 +117,7 @@ def to_device(device: str, value: Moved) -> Moved:
 
 
 SHORT_ROWS = (Row(0, 5, 1), Row(1, 0, 1), Row(2, 9, 1, ((1, 9),)))
-"""One continues, one starts, one is stored."""
+"""Rows of one token: one continues a state, one starts a state, and one also stores its state."""
 ROWS = (
     *SHORT_ROWS,
     Row(3, 0, 0),
@@ -125,16 +126,17 @@ ROWS = (
     Row(6, 0, 70, ((66, 13),)),
     Row(7, 3, 17),
 )
-"""Also rows of no tokens, of several, and of so many that they are computed by pieces."""
+"""SHORT_ROWS, and rows with no token, with several tokens, and with so many that they are computed
+in chunks."""
 DRAFT_ROW = Row(8, 4, 3)
 WITH_DRAFTS = make_rows((*ROWS[1:6], DRAFT_ROW), drafts=[DRAFT_ROW.slot])
-"""Rows of few tokens, one of which leaves its state as it is."""
+"""Rows of few tokens, including a draft row, which leaves its state unchanged."""
 
 
 def make_step(
     rows: StateRows, device: str, dtype: torch.dtype, *, value: int = 16
 ) -> tuple[torch.Tensor, DeltaLayer, StateCache, StateRows]:
-    """The step, half of whose tokens are equal: they have equal keys."""
+    """Creates a step in which half of the tokens are equal, so that they have equal keys."""
     layer = make_layer(value=value, dtype=dtype)
     cache = make_cache(layer, 14, dtype)
     x = torch.randn(int(rows.piece_starts[-1]), sum(layer.widths)).to(device, dtype)
@@ -143,8 +145,8 @@ def make_step(
 
 
 def delta_net_case(device: str, dtype: torch.dtype) -> None:
-    """Decodes, with dimensions that are no powers of two; then rows of all kinds, as in a graph,
-    with step sizes up to 2."""
+    """Checks decodes with dimensions that are not powers of two, then rows of all kinds, as in a
+    graph, with step sizes up to 2."""
     steps = [
         (make_rows(SHORT_ROWS, drafts=[SHORT_ROWS[0].slot]), 24, False, 1.0),
         (make_rows(ROWS, num_empty=2, num_decodes=0), 24, False, 2.0),
@@ -162,7 +164,7 @@ def delta_net_case(device: str, dtype: torch.dtype) -> None:
 
 
 def delta_invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A row's outputs and state have the same bits alone, and in two parts."""
+    """Checks that a row's outputs and state are bitwise equal alone and in two parts."""
     whole = (Row(0, 0, 1), Row(1, 4, 1), Row(2, 0, 23), Row(3, 7, 2))
     x, layer, cache, rows = make_step(make_rows(whole), device, dtype)
     with registry.using("triton"):
@@ -186,8 +188,8 @@ def delta_invariance_case(device: str, dtype: torch.dtype) -> None:
 
 
 def delta_replay_case(device: str, dtype: torch.dtype) -> None:
-    """Accepted drafts, whose number is known on the device only: of one row to the state that is
-    stored and on, of one that begins where its ring of inputs does, of one without drafts."""
+    """Checks accepted drafts, whose number is only known on the device: of a row that also stores
+    its state, of a row that starts where its ring of inputs does, and of a row without drafts."""
     layer = make_layer(dtype=dtype)
     cache, num_tokens = make_cache(layer, 14, dtype), 4
     inputs = torch.randn(8 * num_tokens, sum(layer.widths)).to(device, dtype)

@@ -27,7 +27,7 @@ def make_codes(
     block: int = 32,
     offset: int = 16,
 ) -> tuple[torch.Tensor, BlockScales]:
-    """All codes of weights [..., N, K] in turn, by default with blocks that begin before the first
+    """All codes of weights [..., N, K] in turn, by default with blocks that start before the first
     feature and end after the last; K is even."""
     *rows, depth = shape
     per_byte = 2 if code in HALF_BYTES else 1
@@ -51,7 +51,7 @@ def make_quantized_experts(
     device: str = "cpu",
     dtype: torch.dtype,
 ) -> tuple[Experts, Experts]:
-    """Quantized experts, which are not packed yet, and the dequantized ones."""
+    """Quantized experts, not packed yet, and the dequantized ones."""
     quantized, dequantized = [], []
     for rows, columns in ((2 * inner, hidden), (hidden, inner)):
         codes, scaling = make_codes(count, rows, columns, code=code, device=device, scale=0.001)

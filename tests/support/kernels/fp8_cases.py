@@ -55,8 +55,9 @@ _STEP = 2.0**-9
 
 
 def fp8_attention_case(device: str, dtype: torch.dtype) -> None:
-    """Attention over an FP8 cache is bitwise equal to attention over its values in the queries'
-    type, with the scales applied: windows, sinks, caps, latents, and batch-invariant mode."""
+    """Checks that attention over an FP8 cache is bitwise equal to attention over its values in the
+    queries' type, with the scales applied: windows, sinks, caps, latents, and batch-invariant mode.
+    """
     _skip_without_fp8(device)
     few = ((6, 40, 0, 0, 0.0, False), (4, 32, 0, 37, 0.7, True), (5, 44, 36, 0, 0.0, False))
     more = ((4, 64, 0, 37, 0.0, True), (4, 32, 0, 0, 0.7, False))
@@ -106,7 +107,8 @@ def fp8_attention_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fp8_sparse_attention_case(device: str, dtype: torch.dtype) -> None:
-    """The same for attention over selected latents."""
+    """Checks that attention over selected latents in an FP8 cache is bitwise equal to attention
+    over its values."""
     _skip_without_fp8(device)
     drawn = make_paged([90], num_kv_heads=1, head_dim=44, value_dim=36, device=device, dtype=dtype)
     quantized = drawn.in_fp8(0.5)
@@ -124,7 +126,7 @@ def fp8_sparse_attention_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fp8_store_case(device: str, dtype: torch.dtype) -> None:
-    """Both kernels that store to caches: numbers divided by the scales, and clamped."""
+    """Checks both kernels that store to caches: numbers divided by the scales, and clamped."""
     _skip_without_fp8(device)
     slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
     heads, table = torch.randn(4, 12, 40).to(device, dtype), torch.randn(50, 24, device=device)
@@ -166,7 +168,8 @@ def fp8_store_case(device: str, dtype: torch.dtype) -> None:
 
 
 def quantize_fp8_case(device: str, dtype: torch.dtype) -> None:
-    """A scale per row or per block; rows that are slices of wider ones, of zeros, and padding."""
+    """Checks a scale per row or per block; rows that are slices of wider ones, rows of zeros, and
+    padding."""
     _skip_without_fp8(device)
     for rows, depth in ((5, 200), (17, 1284), (1, 4096)):
         x = torch.randn(rows, depth + 8).to(device, dtype)[:, :depth]
@@ -188,9 +191,9 @@ def quantize_fp8_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fused_quantization_case(device: str, dtype: torch.dtype) -> None:
-    """Norms and activations that quantize their results are bitwise equal to a separate
+    """Checks that norms and activations that quantize their results are bitwise equal to a separate
     `quantize_fp8`, in both implementations: rows that are slices of wider ones, and sizes that fill
-    no block. Not thoroughly, every other one by block and the others by row."""
+    no block. In a brief run, every other one is quantized by block and the others by row."""
     _skip_without_fp8(device)
     dtype = torch.bfloat16
     x, residual = (torch.randn(5, 210).to(device, dtype)[:, :200] for _ in range(2))
@@ -232,7 +235,7 @@ def _assert_same_rows(rows: Fp8Rows, expected: Fp8Rows) -> None:
 
 
 def fp8_product_case(device: str, dtype: torch.dtype) -> None:
-    """FP8 matmuls with many rows, which need a GPU, against the dequantized weight."""
+    """Checks FP8 matmuls with many rows, which need a GPU, against the dequantized weight."""
     if device == "cpu" or dtype != torch.bfloat16 or torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("FP8 products need bfloat16 and a GPU of compute capability 8.9")
     for columns, depth, block in ((48, 200, 400), (512, 640, 1280), (256, 640, 128)):
@@ -249,8 +252,8 @@ def fp8_product_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fp8_experts_case(device: str, dtype: torch.dtype) -> None:
-    """Experts with FP8 inputs, against the dequantized weights: scales per output feature and per
-    block, tiles of 64 and 128 rows; sizes that fill no tile, and another rank's expert."""
+    """Checks experts with FP8 inputs against the dequantized weights: scales per output feature and
+    per block, tiles of 64 and 128 rows; sizes that fill no tile, and another rank's expert."""
     _skip_without_fp8(device)
     from kernels.fused_moe import triton_kernel
 
@@ -288,8 +291,8 @@ def fp8_experts_case(device: str, dtype: torch.dtype) -> None:
 
 
 def _both_ways(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A cache as the reference and as Triton store it; at most a few numbers, near the middle
-    between two, are rounded differently, and by one step."""
+    """A cache as stored by the reference and by Triton. Asserts that at most a few values, near the
+    middle between two codes, are rounded differently, and by one step."""
     caches = []
     for ops in ("torch", "triton"):
         with registry.using(ops):

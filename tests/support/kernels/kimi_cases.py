@@ -29,7 +29,8 @@ class KimiStep(NamedTuple):
     def run(
         self, rows: StateRows, *, by_position: bool = False, tokens: slice = slice(None)
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs, and the states afterwards, of some tokens on a copy of the states."""
+        """Runs some tokens of the step on a copy of the states; returns the outputs and the states
+        after the step."""
         states = self.states.clone()
         gates = KimiGates(*(gate[tokens] for gate in self.gates))
         out = kimi_delta_attention(
@@ -49,8 +50,9 @@ def make_kimi_step(
     value: int = 16,
     num_states: int = 14,
 ) -> KimiStep:
-    """A step, half of whose tokens are equal: they have equal keys. Decays of some dimensions are
-    so strong that nothing lasts for two positions; step sizes are part of wider rows."""
+    """Creates a step in which half of the tokens are equal, so that they have equal keys. Decays of
+    some dimensions are so strong that nothing remains after two positions; step sizes are slices of
+    wider rows."""
     layer = KimiDeltaLayer(
         log_rate=torch.randn(heads).to(device),
         step_bias=torch.randn(heads * key).to(device),
@@ -68,7 +70,8 @@ def make_kimi_step(
 
 
 def kimi_case(device: str, dtype: torch.dtype) -> None:
-    """Decodes, with dimensions that are no powers of two; then rows of all kinds, as in a graph."""
+    """Checks decodes with dimensions that are not powers of two, then rows of all kinds, as in a
+    graph."""
     for rows, key, value, by_position in (
         (make_rows(SHORT_ROWS, drafts=[SHORT_ROWS[0].slot]), 20, 24, False),
         (make_rows(ROWS, num_empty=2, num_decodes=0), 24, 16, False),
@@ -86,7 +89,7 @@ def kimi_case(device: str, dtype: torch.dtype) -> None:
 
 
 def kimi_invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A row's outputs and state have the same bits alone, and in two parts."""
+    """Checks that a row's outputs and state are bitwise equal alone and in two parts."""
     step = make_kimi_step(27, device, dtype)
     rows = make_rows((Row(0, 0, 1), Row(1, 4, 1), Row(2, 0, 23), Row(3, 7, 2)))
     with registry.using("triton"):

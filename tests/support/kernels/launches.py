@@ -86,7 +86,7 @@ def attention(
     is_chunked: bool = False,
     is_fp8: bool = False,
 ) -> None:
-    """Decodes and extends."""
+    """Launches decode and extend attention over a paged cache."""
     case = make_paged([1, 37, 270], num_kv_heads=2, head_dim=head_dim, dtype=dtype, cap=cap)
     case = case.in_fp8() if is_fp8 else case
     q = torch.randn(43, 8, head_dim).to(dtype)
@@ -95,8 +95,8 @@ def attention(
 
 
 def token_ops(dtype: torch.dtype, *, is_brief: bool = False) -> None:
-    """Ops on single tokens, and matmuls without codes. If brief, every kernel, but not every
-    variant of expert matmuls and norms."""
+    """Launches ops on single tokens, and matmuls without quantization codes. With `is_brief`,
+    launches every kernel, but not every variant of expert matmuls and norms."""
     x, weight = torch.randn(5, 96).to(dtype), torch.randn(96).to(dtype)
     heads = torch.randn(5, 3, 40).to(dtype)
     caches = torch.zeros(2, 2, 8, 3, 40, dtype=dtype)
@@ -147,8 +147,8 @@ def token_ops(dtype: torch.dtype, *, is_brief: bool = False) -> None:
 
 
 def add_norms(x: torch.Tensor, weight: torch.Tensor, *, is_brief: bool = False) -> None:
-    """Norms between blocks: of Llama, with a router, of Gemma 4, of OLMo, of StableLM; briefly, of
-    Gemma 4 and StableLM."""
+    """Launches the norms between blocks of Llama, with a router, of Gemma 4, of OLMo and of
+    StableLM; with `is_brief`, only those of Gemma 4 and StableLM."""
     plain, wide = Norm(weight), Norm(weight, is_fp32=True)
     fused_add_norm(x, x, (plain, wide, plain), 1e-6, x_weight=weight, total_scale=weight[:1])
     if is_brief:
@@ -184,7 +184,7 @@ def quantized_products(
 
 
 def _aligned(scaling: BlockScales | None, block: int) -> BlockScales:
-    """The same with blocks of that number of features, the first aligned with the first feature."""
+    """The scaling with blocks of this number of features, the first of which is aligned."""
     assert scaling is not None
     return scaling._replace(block=block, offset=0) if block else scaling
 
@@ -310,7 +310,7 @@ def adapters(dtype: torch.dtype, ranks: tuple[int, ...] = (16, 64)) -> None:
 
 
 def expanded_prompts(dtype: torch.dtype) -> None:
-    """Prompts of DeepSeek's size in expanded form: one of several pieces, and several of one."""
+    """Launches prompts of DeepSeek's size in expanded form, with several chunks and with one."""
     prompts = make_prompts(
         *([300, 9], [150, 9]),
         heads=16,

@@ -48,8 +48,8 @@ def make_tiles(adapters: list[int], device: str, num_tiles: int = 0) -> LoraTile
 
 
 def lora_case(device: str, dtype: torch.dtype) -> None:
-    """Tokens of three adapters and of none; the same in a graph's number of tiles; bits of a token
-    do not depend on the others."""
+    """Checks tokens of three adapters and of none, also with a graph's number of tiles, and that a
+    token's result is bitwise independent of the other tokens."""
     adapters = [2] * 19 + [0, 3, 0, 1, 2, 1]
     weights = make_lora(device, dtype)
     x = torch.randn(len(adapters), 1100).to(device, dtype)

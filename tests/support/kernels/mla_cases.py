@@ -23,7 +23,7 @@ class Prompts(NamedTuple):
     query_lens: list[int]
 
     def attend(self, most_keys: int) -> torch.Tensor:
-        """Attention in expanded form, with pieces of `most_keys` keys."""
+        """Attention in expanded form, with chunks of `most_keys` keys."""
         rows = plan_expanded_rows(self.case.extends(self.query_lens), most_keys)
         return mla_prefill(
             *(self.q, self.case.k_cache, self.up, rows, self.sizes),
@@ -87,14 +87,14 @@ def compare_prompts(prompts: Prompts, most_keys: int, backend: str = "triton") -
 
 
 def whole_prompts_case(device: str, dtype: torch.dtype) -> None:
-    """Rows that are expanded together, with and without a prefix, and alone."""
+    """Checks rows that are expanded together, with and without a prefix, and alone."""
     prompts = make_prompts([40, 37, 25], [40, 9, 20], device=device, dtype=dtype)
     compare_prompts(prompts, 80)
 
 
 def prompts_in_pieces_case(device: str, dtype: torch.dtype) -> None:
-    """A row of several pieces, some before its first query, within its queries, and after a tile's
-    last one; next to rows of one piece."""
+    """Checks a row of several chunks, some before its first query, within its queries, and after a
+    tile's last query, next to rows of one chunk."""
     lens, query_lens = [90, 20, 30], [60, 20, 7]
     shapes: tuple[dict[str, int], ...] = ({}, {"heads": 4, "rotary": 16, "plain": 32, "value": 32})
     for shape in shapes if is_thorough(device) else shapes[:1]:
@@ -102,7 +102,7 @@ def prompts_in_pieces_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fp8_prompts_case(device: str, dtype: torch.dtype) -> None:
-    """Attention to an FP8 cache with a scale."""
+    """Checks attention to an FP8 cache with a scale."""
     prompts = make_prompts([40], [20], device=device, dtype=dtype, fp8_scale=0.5)
     compare_prompts(prompts, 32)
 

@@ -1,4 +1,4 @@
-"""A small model of random weights for the compiled library, and a bench to run it on."""
+"""A small model with random weights for the compiled library, and a driver that runs it."""
 
 from __future__ import annotations
 

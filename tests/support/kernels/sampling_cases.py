@@ -74,7 +74,8 @@ def make_logits(rows: int, vocab: int, scale: float, device: str, *, ties: bool)
 
 
 def sample_case(device: str, dtype: torch.dtype) -> None:
-    """Kept tokens equal the reference exactly, and so do samples, since there are no near ties."""
+    """Checks that kept tokens equal the reference's, and samples as well, since there are no near
+    ties."""
     from kernels.sample_tokens.triton_threshold import find_thresholds
 
     for cases, vocab, scale, ties in (
@@ -105,7 +106,8 @@ def sample_case(device: str, dtype: torch.dtype) -> None:
 
 
 def narrow_case(device: str, dtype: torch.dtype) -> None:
-    """Rows with few tokens to keep use no histogram; flat rows and rows with many tokens do."""
+    """Checks rows with few tokens to keep, which use no histogram, and flat rows and rows with many
+    tokens, which do."""
     from kernels.sample_tokens.triton_narrow import filters_of, narrow
 
     few = [(1.0, 20, 1.0, 0.0), (0.6, 20, 0.95, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.05)]
@@ -134,7 +136,7 @@ def sample_without_filters_case(device: str, dtype: torch.dtype) -> None:
 
 
 def sample_invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A row's threshold and sample do not depend on other rows or its position."""
+    """Checks that a row's threshold and sample do not depend on other rows or its position."""
     from kernels.sample_tokens.triton_threshold import find_thresholds
 
     logits = make_logits(len(FILTERS), 4100, 2.0, device, ties=False)
@@ -148,7 +150,7 @@ def sample_invariance_case(device: str, dtype: torch.dtype) -> None:
 
 
 def sample_extremes_case(device: str, dtype: torch.dtype) -> None:
-    """A sample is a valid token for any logits of a broken checkpoint."""
+    """Checks that a sample is a valid token for any logits of a broken checkpoint."""
     broken = (float("inf"), float("-inf"), float("nan"))
     for value, whole in itertools.product(broken, (False, True)):
         logits = make_logits(4, 600, 1e30, device, ties=False)
@@ -217,7 +219,7 @@ def penalties_case(device: str, dtype: torch.dtype) -> None:
 
 
 def penalties_of_drafts_case(device: str, dtype: torch.dtype) -> None:
-    """Drafts that are not counted yet are penalized as if they were."""
+    """Checks that drafts that are not counted yet are penalized as if they were."""
     vocab, prompt, end, most = 300, 4, 12, 3
     pool = torch.randint(0, 9, (2, 16), dtype=torch.int32)
     in_prompt = torch.zeros(2, vocab, dtype=torch.bool)
@@ -252,7 +254,7 @@ def penalties_of_drafts_case(device: str, dtype: torch.dtype) -> None:
 
 
 def token_edits_case(device: str, dtype: torch.dtype) -> None:
-    """Biases over several blocks, and words shorter and longer than one."""
+    """Checks biases over several blocks, and words shorter and longer than a block."""
     vocab, length = 400, 700
     pool = torch.randint(0, 9, (3, length), dtype=torch.int32)
     pool[1, -1] = pool[2, -1] = 0

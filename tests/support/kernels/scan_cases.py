@@ -34,7 +34,8 @@ class ScanStep(NamedTuple):
     def run(
         self, rows: StateRows, *, by_position: bool = False, tokens: slice = slice(None)
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Outputs, and what is kept afterwards, of some tokens on copies of the states."""
+        """Runs some tokens of the step on copies of the states; returns the outputs, and the
+        convolution windows and states after the step."""
         windows, states = self.windows.clone(), self.states.clone()
         convolved = short_convolution(
             *(self.x[tokens], self.weight, self.bias, windows, rows), has_silu=True
@@ -79,7 +80,7 @@ def make_scan_step(
 
 
 def scan_case(device: str, dtype: torch.dtype) -> None:
-    """Decodes, then rows of all kinds, as in a graph; without a bias, too."""
+    """Checks decodes, then rows of all kinds, as in a graph; with and without a bias."""
     for rows, head_dim in (
         (make_rows(SHORT_ROWS, drafts=[SHORT_ROWS[0].slot]), 40),
         (make_rows(ROWS, num_empty=2, num_decodes=0), 16),
@@ -98,7 +99,7 @@ def scan_case(device: str, dtype: torch.dtype) -> None:
 
 
 def scan_invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A row's outputs and state have the same bits alone, and in two parts."""
+    """Checks that a row's outputs and state are bitwise equal alone and in two parts."""
     step = make_scan_step(27, device, dtype)
     rows = make_rows((Row(0, 0, 1), Row(1, 4, 1), Row(2, 0, 23), Row(3, 7, 2)))
     with registry.using("triton"):

@@ -73,8 +73,8 @@ def cost_of(name: str, schedule: Schedule) -> Cost:
 
 
 def schedule_case(device: str, dtype: torch.dtype) -> None:
-    """Every key of every tile is computed once, a row's last tile first, and partial outputs are
-    disjoint."""
+    """Checks that every key of every tile is computed once, a row's last tile first, and that
+    partial outputs are disjoint."""
     for name, (budget, seq_lens, query_lens) in STEPS.items():
         schedule = schedule_of(name, device)
         assert not schedule.arrived.any()
@@ -101,7 +101,8 @@ def schedule_case(device: str, dtype: torch.dtype) -> None:
 
 
 def bounded_case(device: str, dtype: torch.dtype) -> None:
-    """If the host only knows the total number of queries, no fewer programs are listed."""
+    """Checks that no fewer programs are listed if the host only knows the total number of
+    queries."""
     for name, (_, _, query_lens) in STEPS.items():
         if query_lens:
             exact, bounded = (schedule_of(name, device, is_bound=one) for one in (False, True))
@@ -111,7 +112,8 @@ def bounded_case(device: str, dtype: torch.dtype) -> None:
 
 
 def idle_device_case(device: str, dtype: torch.dtype) -> None:
-    """A schedule for fewer programs has longer programs, and leaves multiprocessors idle."""
+    """Checks that a schedule for fewer programs has longer programs, which leaves multiprocessors
+    idle."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_schedule, "TARGET_PROGRAMS", 64)
         name = "4 rows of 128k"

@@ -14,8 +14,8 @@ PAGE = 16
 
 
 def make_queries(device: str, counts: list[list[int]], top_k: int) -> SparseQueries:
-    """A piece for each list of positions: one query of each row, or, with one row, all its last
-    ones."""
+    """One chunk of queries per list of positions: one query of each row or, if the positions are
+    ascending, the last queries of one row."""
     pieces, positions, start = [], list[int](), 0
     for places in counts:
         length = max(places) + 1
@@ -35,7 +35,7 @@ def make_queries(device: str, counts: list[list[int]], top_k: int) -> SparseQuer
 def compare_selections(
     device: str, dtype: torch.dtype, num_heads: int, dim: int, queries: SparseQueries
 ) -> None:
-    """Both implementations select the same tokens."""
+    """Asserts that both implementations select the same tokens."""
     cache = torch.randn(40, PAGE, 1, dim).to(device, dtype)
     q = torch.randn(len(queries.positions), num_heads, dim).to(device, dtype)
     weights = torch.randn(len(q), num_heads).to(device)
@@ -51,15 +51,15 @@ def compare_selections(
 
 
 def selection_case(device: str, dtype: torch.dtype) -> None:
-    """Decodes together, and a prompt of several tiles of queries; more and fewer tokens than are
-    selected; heads and dimensions that are no powers of 2."""
+    """Checks several decodes, and a prompt of several tiles of queries; more and fewer tokens than
+    are selected; numbers of heads and dimensions that are not powers of 2."""
     queries = make_queries(device, [[70, 3, 31], list(range(50, 90))], 8)
     compare_selections(device, dtype, 33, 24, queries)
     compare_selections(device, dtype, 16, 32, queries)
 
 
 def index_keys_case(device: str, dtype: torch.dtype) -> None:
-    """Keys that are slices of wider rows."""
+    """Checks keys that are slices of wider rows."""
     drawn = torch.randn(4, 60).to(device, dtype)
     slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
     table = torch.randn(50, 12).to(device)
@@ -78,8 +78,8 @@ def index_keys_case(device: str, dtype: torch.dtype) -> None:
 
 
 def sparse_attention_case(device: str, dtype: torch.dtype) -> None:
-    """One split of the cells, and several, some of which are empty for queries with few cells; more
-    heads than in a program."""
+    """Checks one split of the cells, and several splits, some of which are empty for queries with
+    few cells; more heads than in a program."""
     for num_queries, top_k, num_heads in ((3, 9, 5), (2, 300, 33)):
         case = make_paged(
             [400], num_kv_heads=1, head_dim=44, value_dim=36, device=device, dtype=dtype

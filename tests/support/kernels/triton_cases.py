@@ -77,7 +77,7 @@ def _compare(
     tolerance: float = 2e-5,
     reference: Callable[[], torch.Tensor] | None = None,
 ) -> None:
-    """Compares one output or each of several, including their types."""
+    """Compares one output, or each of several, including their data types."""
     with registry.using("torch"):
         expected = (reference or run)()
     with registry.using("triton"):
@@ -102,7 +102,8 @@ def rms_norm_case(device: str, dtype: torch.dtype) -> None:
 
 
 def rms_norm_pair_case(device: str, dtype: torch.dtype) -> None:
-    """Slices of wider rows, one of them several times the other's block size."""
+    """Checks slices of wider rows; one slice is several times as wide as the block of the other
+    one."""
     first, second, _ = _randn(5, 380, device=device, dtype=dtype).split([300, 40, 40], dim=1)
     weights = [_randn(size, device=device, dtype=dtype) for size in (300, 40)]
 
@@ -110,8 +111,8 @@ def rms_norm_pair_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fused_add_norm_case(device: str, dtype: torch.dtype) -> None:
-    """No norm, one and three norms of a sum, of both kinds and types; norms and factors of the
-    addends and of the sum, and no sum; rows that are slices of wider ones."""
+    """Checks no norm, one and three norms of a sum, of both kinds and types; norms and factors of
+    the addends and of the sum, and no sum; rows that are slices of wider ones."""
     x, residual = (_randn(5, 90, device=device, dtype=dtype)[:, :72] for _ in range(2))
     weights = _randn(3, 72, device=device, dtype=dtype)
     bias = torch.randn(72).to(device)
@@ -159,7 +160,7 @@ def clamped_swiglu_case(device: str, dtype: torch.dtype) -> None:
 
 
 def soft_cap_case(device: str, dtype: torch.dtype) -> None:
-    """Soft caps of logits, which are always fp32; exp overflows for some."""
+    """Checks soft caps of logits, which are always fp32; for some logits, exp overflows."""
     x = 60.0 * _randn(4, 1100, device=device, dtype=torch.float32)
     x[0, :3] = torch.tensor([5e4, -5e4, 0.0])
     _compare(lambda: soft_cap_(x.clone()[:, :1099], 30.0), torch.float32)
@@ -171,8 +172,8 @@ def squared_relu_case(device: str, dtype: torch.dtype) -> None:
 
 
 def xielu_case(device: str, dtype: torch.dtype) -> None:
-    """Elements of all magnitudes: near 0, where precision is lost, and where exp is 0; limits below
-    and at 0."""
+    """Checks elements of all magnitudes, including those near 0, where precision is lost, and those
+    whose exp is 0; limits below and at 0."""
     x = torch.cat((torch.linspace(-200, 9, 1000), -torch.logspace(-9, 1, 1100)))
     x = x.view(3, 700).to(device, dtype)
     for limit in (-1e-6, -0.7, 0.0):
@@ -232,8 +233,8 @@ def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
 
 
 def prepare_latents_case(device: str, dtype: torch.dtype) -> None:
-    """More and fewer heads than in a program; queries that are slices of wider rows, scaled or not;
-    in place or not; a weight of another type; no rotary embedding."""
+    """Checks more and fewer heads than in a program; queries that are slices of wider rows, scaled
+    or not; in place or not; a weight of another type; no rotary embedding."""
     slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
     table, weight = torch.randn(50, 20, device=device), torch.randn(44).to(device)
     factors = torch.rand(50).to(device)
@@ -296,8 +297,8 @@ def linear_case(device: str, dtype: torch.dtype) -> None:
 
 
 def skinny_linear_case(device: str, dtype: torch.dtype) -> None:
-    """Matmuls with few rows, with and without split input features, equal torch's and are bitwise
-    reproducible. Rows need not be contiguous."""
+    """Checks that matmuls with few rows, with and without split input features, equal torch's and
+    are bitwise reproducible. Rows need not be contiguous."""
     if dtype == torch.float32:  # the interpreter, which multiplies no bfloat16
         dtype = torch.float16
     for rows, shape in ((1, (64, 128)), (17, (128, 640)), (50, (64, 512)), (99, (192, 384))):
@@ -355,9 +356,9 @@ def _compare_quantized(
 
 
 def attention_case(device: str, dtype: torch.dtype) -> None:
-    """Decodes and extends with and without split keys, in pages of any size; head sizes that are
-    not powers of two, values narrower than keys; windows that begin within a page, chunks, soft
-    caps, sinks, alone and together."""
+    """Checks decodes and extends with and without split keys, in pages of any size; head sizes that
+    are not powers of two, values narrower than keys; windows that start within a page, chunks, soft
+    caps and sinks, alone and together."""
     lens, query_lens = [1, 37, 300], [1, 20, 6]
     few = (
         (6, 2, 40, 1, 0, False, 0.0, False),
@@ -398,7 +399,7 @@ def attention_case(device: str, dtype: torch.dtype) -> None:
 
 
 def ragged_case(device: str, dtype: torch.dtype) -> None:
-    """Extends whose numbers of queries are only known on the device; padding has none."""
+    """Checks extends whose numbers of queries are only known on the device; padding has none."""
     lens, query_lens = [37, 1, 300, 64, 0, 0], [20, 1, 33, 64, 0, 0]
     for window in (0, 37) if is_thorough(device) else (37,):
         case = make_paged(lens, num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
@@ -421,7 +422,7 @@ def ragged_case(device: str, dtype: torch.dtype) -> None:
 
 
 def empty_row_case(device: str, dtype: torch.dtype) -> None:
-    """A row without tokens (padding) gives finite numbers."""
+    """Checks that the result for a row without tokens (padding) is finite."""
     case = make_paged([0, 5], num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
     with registry.using("triton"):
         for invariant in (False, True):
@@ -432,7 +433,8 @@ def empty_row_case(device: str, dtype: torch.dtype) -> None:
 
 
 def latent_case(device: str, dtype: torch.dtype) -> None:
-    """Blocks of pairs that begin within a query's heads, and rows of several splits."""
+    """Checks blocks of (query, head) pairs that start within a query's heads, and rows of several
+    splits."""
     lens, query_lens = [1, 300, 90], [1, 3, 40]
     shapes = ((5, 44, 36), (16, 48, 32))
     for heads, head_dim, value_dim in shapes if is_thorough(device) else shapes[:1]:
@@ -445,7 +447,8 @@ def latent_case(device: str, dtype: torch.dtype) -> None:
 
 
 def latent_steps_case(device: str, dtype: torch.dtype) -> None:
-    """Consecutive steps of one backend: each leaves the counters as the next one expects them."""
+    """Checks consecutive steps of one backend: each must leave the counters as the next one
+    expects."""
     lens = [1, 300, 90, 700 if is_thorough(device) else 260, 129]
     case = make_paged(lens, num_kv_heads=1, head_dim=48, value_dim=32, device=device, dtype=dtype)
     q = _randn(len(lens), 16, 48, device=device, dtype=dtype)
@@ -464,7 +467,8 @@ def latent_steps_case(device: str, dtype: torch.dtype) -> None:
 
 
 def block_extend_case(device: str, dtype: torch.dtype) -> None:
-    """Blocks smaller than a tile of queries, as large, and larger; chunks that begin inside."""
+    """Checks blocks smaller than a tile of queries, as large and larger; chunks that start in a
+    block."""
     tile = extend_blocks(32, dtype, 2, 999).rows // 2
     for block_size, num_kv_heads, lens, query_lens in (
         (4, 2, [8, tile + 28], [8, tile + 4]),  # the second row ends in a second tile
@@ -484,7 +488,7 @@ def block_extend_case(device: str, dtype: torch.dtype) -> None:
 
 
 def bidirectional_case(device: str, dtype: torch.dtype) -> None:
-    """Rows of several tiles of queries, with keys in several splits, and windows."""
+    """Checks rows of several tiles of queries, with keys in several splits, and windows."""
     tile = extend_blocks(32, dtype, 2, 999).rows // 2
     lens, query_lens = [9, 3 * tile + 21], [9, 2 * tile + 5]
     case = make_paged(lens, num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
@@ -500,7 +504,7 @@ def bidirectional_case(device: str, dtype: torch.dtype) -> None:
 
 
 def choose_experts_case(device: str, dtype: torch.dtype) -> None:
-    """Groups that are not powers of two, blocks, biases, factors, slices of wider rows."""
+    """Checks groups that are not powers of two, blocks, biases, factors, slices of wider rows."""
     bias = torch.randn(60).to(device)
     for routing, own in (
         (Routing(top_k=4), None),
@@ -532,8 +536,8 @@ def choose_experts_case(device: str, dtype: torch.dtype) -> None:
 
 
 def align_case(device: str, dtype: torch.dtype) -> None:
-    """Every pair of a local expert occurs once, in a tile of its expert; more pairs than a
-    block."""
+    """Checks that every pair of a local expert occurs once, in a tile of its expert; with more
+    pairs than a block."""
     from kernels.fused_moe.triton_align import align_pairs
 
     for num_tokens, num_choices, first, count, rows in (
@@ -558,9 +562,9 @@ def align_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fused_moe_case(device: str, dtype: torch.dtype) -> None:
-    """More and fewer experts than tokens, and an unused one; single rows give the same bits;
-    quantized weights as dequantized ones; two shares of experts add up; zero experts and extra
-    terms."""
+    """Checks more and fewer experts than tokens, and an unused expert; that single rows are bitwise
+    equal; that quantized weights equal dequantized ones; that two shares of experts add up; zero
+    experts and extra terms."""
     codes: tuple[WeightCode, ...] = ("uint4", "e4m3")
     for (num_tokens, num_experts, num_choices), code in zip(
         ((3, 9, 2), (40, 4, 3)), codes, strict=True
@@ -617,7 +621,7 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
 
 
 def quantized_experts_case(device: str, dtype: torch.dtype) -> None:
-    """Experts of all codes but those of `fused_moe_case` equal dequantized ones."""
+    """Checks that experts of all codes except those of `fused_moe_case` equal dequantized ones."""
     x = _randn(5, 72, device=device, dtype=dtype)
     choice = ExpertChoice(
         torch.tensor([[0, 1], [1, 2], [0, 2], [2, 1], [1, 0]], device=device),
@@ -638,7 +642,7 @@ def quantized_experts_case(device: str, dtype: torch.dtype) -> None:
 
 
 def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
-    """Rows with many, few and no repetitions, and short ones."""
+    """Checks rows with many, few and no repetitions, and short rows."""
     pool = torch.stack(
         [
             torch.arange(1500) % 7,
@@ -667,7 +671,8 @@ def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
 
 
 def invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A query's bits are the same in an extend, in chunks and in a decode among other rows."""
+    """Checks that a query's result is bitwise equal in an extend, in chunks, and in a decode among
+    other rows."""
     length = 290
     case = make_paged([length], num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
     q = _randn(length, 4, 32, device=device, dtype=dtype)
@@ -685,7 +690,7 @@ def invariance_case(device: str, dtype: torch.dtype) -> None:
 
 
 def row_invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A row's bits do not depend on other rows or its position."""
+    """Checks that a row's result is bitwise independent of other rows and of its position."""
     x = _randn(19, 2 * 128, device=device, dtype=dtype)
     weight = _randn(2 * 128, device=device, dtype=dtype)
     heads = x.unflatten(1, (4, 64))
@@ -723,7 +728,8 @@ def row_invariance_case(device: str, dtype: torch.dtype) -> None:
 
 
 def invariant_pieces_case(device: str, dtype: torch.dtype) -> None:
-    """Long rows in batch-invariant mode are computed in pieces of queries; this forces pieces."""
+    """Checks that batch-invariant decodes do not change if a low limit forces queries to be
+    computed in several chunks."""
     lens = [300, 17, 260, 1, 90]
     case = make_paged(lens, num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
     q = _randn(5, 2, 32, device=device, dtype=dtype)

@@ -56,7 +56,7 @@ def agent_rig(folder: Path, tokenizer: Tokenizer) -> Rig:
 
 
 def prompt_of(rig: Rig) -> str:
-    """Last prompt as text."""
+    """The last prompt that a worker received, as text."""
     ids = memoryview(rig.submits()[-1].prompt).cast("i").tolist()
     return rig.tokenizer.decode(ids, skip_special_tokens=False)
 

@@ -18,7 +18,7 @@ CALL, CALL_END, SEP = (deepseek(n) for n in ("tool_call_begin", "tool_call_end",
 CALLS, CALLS_END = deepseek("tool_calls_begin"), deepseek("tool_calls_end")
 
 Expected = tuple[str, str, list[tuple[str, dict[str, Any] | str]]]
-"""Reasoning, content and calls; truncated arguments are text."""
+"""Expected reasoning, content and calls; truncated arguments are text."""
 TABLE: list[tuple[str, str, Expected]] = [
     ("hermes", "plain text, 1 < 2 <too", ("", "plain text, 1 < 2 <too", [])),
     ("hermes", "  kept \n", ("", "  kept \n", [])),

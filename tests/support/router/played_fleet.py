@@ -30,8 +30,8 @@ class PlayedFleet:
 
     Args:
         policy: routing policy.
-        num_workers: w0, w1 and so on.
-        names: names of the workers, instead.
+        num_workers: number of workers, named w0, w1 and so on.
+        names: names of the workers; replaces `num_workers`.
         options: other fields of RoutingConfig.
     """
 

@@ -1,4 +1,4 @@
-"""A gateway with stub workers, and an ASGI client for it."""
+"""Rig: a gateway with stub workers, and an ASGI client for it."""
 
 from __future__ import annotations
 

@@ -39,14 +39,15 @@ Script = Callable[[Submit], list[int]]
 
 
 def scored(token_id: int, num_top: int) -> TokenLogprobs:
-    """The token is the second most likely; the most likely is the one after it."""
+    """Log-probabilities in which the token is the second most likely; the most likely is the token
+    with the next id."""
     likeliest = [token_id + 1, token_id, *range(300, 320)][:num_top]
     logprobs = [-0.5, -1.0, *(-2.0 - rank for rank in range(20))][:num_top]
     return TokenLogprobs.pack([token_id, *likeliest], [-1.0, *logprobs], 2)
 
 
 def named(token_id: int, given: Sequence[int]) -> TokenLogprobs:
-    """The log-probability of a named token is a tenth of its negated id."""
+    """Log-probabilities of the named tokens: a tenth of the negated id."""
     return TokenLogprobs.pack([token_id, *given], [-0.1 * token for token in (token_id, *given)], 2)
 
 
@@ -96,7 +97,7 @@ class StubWorker:
         self.folders: dict[str, str] = {}
         """Versions of the adapters in this worker's folders."""
         self.adapters: AdapterTotals | None = None
-        """Adapters in memory that it reports."""
+        """Adapters in memory that the worker reports."""
         self.protocol_version = PROTOCOL_VERSION
         self.blocks: dict[int, None] = {}
         self.batches: list[SubmitBatch] = []

@@ -41,8 +41,8 @@ EOS = (1, 2)
 MASK = 2**61 - 1
 POISON = -1
 SALT_SEEDS = 1000
-"""Seeds are salt index * this + something: they distinguish salts on the device, which does not
-know them."""
+"""Divisor of seeds: the quotient is the index of the salt, because the device does not know salts.
+"""
 
 
 def step_hash(before: int, token: int) -> int:
@@ -67,15 +67,15 @@ class SlotRow:
     contents: list[int]
     """Expected content per position."""
     tables: list[list[int]]
-    """Page of each block by group of layers; 0 if it was freed before the slot got it."""
+    """Page of each block, by group of layers; 0 if the page was freed before the admission."""
     state: int = POISON
     """Content of the last computed position, for layers that keep a state."""
     is_pooled: bool = False
-    """Whether its request returns the content of its last position."""
+    """Whether the request returns the content of its last position."""
     adapter: int = 0
-    """Slot of the request's adapter; 0 without one."""
+    """Slot of the request's adapter; 0 if it has none."""
     folder: str = ""
-    """Folder of the adapter that the slot had at the admission."""
+    """Folder of the adapter that was in the slot when the request was admitted."""
 
     def content(self, position: int) -> int:
         while len(self.contents) <= position:
@@ -85,7 +85,7 @@ class SlotRow:
 
 
 BROKEN = "broken"
-"""Adapters whose folder contains this cannot be read."""
+"""Text in the folder of adapters that cannot be read."""
 
 
 class FakeAdapters:
@@ -101,7 +101,7 @@ class FakeAdapters:
         """Folders by slot."""
         self.num_loads = 0
         self.read_steps: Callable[[], int] = lambda: 1
-        """Returns the steps that a read takes."""
+        """Function that returns the number of steps that a read takes."""
 
     def launch(self, plan: Plan, busy: set[int]) -> None:
         """Applies a Plan; `busy` are the adapter slots of rows in flight."""
@@ -133,18 +133,18 @@ class FakeAdapters:
 
 
 def adapter_ref(number: int) -> AdapterRef:
-    """A good adapter; a negative number gives one that cannot be read."""
+    """A valid adapter; for a negative number, one that cannot be read."""
     folder = f"/{BROKEN if number < 0 else 'adapters'}/{number}"
     return AdapterRef(f"adapter {number}", folder, f"version {number}")
 
 
 @dataclass
 class FakeLoads:
-    """A Plan's loads from host memory. A late rank makes them only when a Plan requires it."""
+    """Loads of a Plan from host memory. A late rank loads only when a Plan requires it."""
 
     plan: Plan
     num_steps: int
-    """Steps until they are reported to have ended."""
+    """Number of steps until the loads are reported as done."""
     is_late: bool
     is_done: bool = False
 
@@ -175,7 +175,7 @@ class FakeDevice:
         self.digest = SampleDigest()
         self.num_rows = 0
         self.num_waiting = 0
-        """Admissions without a row, since pages are loaded first."""
+        """Number of admissions without a row because pages must be loaded first."""
         self.token_ms = 0.0
         """Milliseconds of a step per token, in addition to the fixed part."""
         self.load_ms = 0.5
@@ -185,7 +185,8 @@ class FakeDevice:
         self.reported: set[int] = set()
         """Plans whose loads are reported as done."""
         self.load_time: Callable[[], tuple[int, bool]] = lambda: (0, False)
-        """Returns the steps that loads take, and whether this rank is late."""
+        """Function that returns the number of steps that loads take, and whether this rank is late.
+        """
         self.adapters = FakeAdapters(config)
 
     def launch(self, plan: Plan) -> None:
@@ -465,8 +466,8 @@ class Harness:
         self.check()
 
     def step(self, depth: int = 0) -> bool:
-        """Steps like the engine: launches one step, takes results beyond `depth`. Returns False if
-        idle."""
+        """Runs one step like the engine: launches it, and takes the results of steps beyond
+        `depth`. Returns False if idle."""
         plan = self.schedule()
         busy = bool(self.device.in_flight)
         if busy and (plan is None or len(self.device.in_flight) > depth):
@@ -494,9 +495,8 @@ class Harness:
         return report
 
     def check(self) -> None:
-        """Checks invariants, and overwrites all free memory.
-
-        Except for memory that a late rank still copies, before the next Plan may overwrite it.
+        """Checks invariants, and overwrites all free memory, except for memory that a late rank
+        still copies before the next Plan may overwrite it.
         """
         host = self.scheduler.state.cache.host
         late = [loads for loads in self.device.loads if not loads.is_done]
@@ -540,7 +540,7 @@ class Harness:
         return [snapshot for snapshot in snapshots._pool.free if snapshot not in stored]
 
     def finished(self, request_id: str, attempt: int = 0) -> Outcome:
-        """The outcome of a request, which must equal its run alone."""
+        """The outcome of a request, which must equal its outcome when it runs alone."""
         outcome = self.outcomes[request_id, attempt]
         tokens, reason, stop = expected_output(outcome.submit, self.config)
         assert outcome.tokens == tokens

@@ -67,7 +67,7 @@ class SchemaGenerator:
         self.keywords = sorted(self._makers)
 
     def document(self, keywords: tuple[str, ...] = ()) -> dict[str, Any]:
-        """A whole schema with these keywords and others, and definitions to refer to."""
+        """A complete schema with these and other keywords, and definitions to refer to."""
         found = self._object(2, keywords)
         found.setdefault("properties", {}).setdefault("a", self.schema(1))
         found["$defs"] = {

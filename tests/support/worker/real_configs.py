@@ -1,6 +1,6 @@
 """config.json of released models, and rayfleet's verdict on each.
 
-`python -m tests.support.worker.real_configs` counts the verdicts, and with `--write` renews
+`python -m tests.support.worker.real_configs` counts the verdicts, and with `--write` updates
 verdicts.json, as `make families` does. tests/worker/models/configs/README.md describes the format
 of configurations.
 """
@@ -39,7 +39,7 @@ class RealConfig:
     name: str
     """Name on the Hub, possibly with a note in parentheses, or a description of how it was made."""
     source: str
-    """Source of its values: a row of the table in README.md."""
+    """Source of the values: a row of the table in README.md."""
     config: Mapping[str, Any]
     """The content of config.json."""
     files: Mapping[str, Any]
@@ -57,10 +57,10 @@ class RealConfig:
             (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
     def read(self, folder: Path) -> ModelConfig:
-        """Its ModelConfig. Raises ValueError if it is rejected.
+        """The ModelConfig of the checkpoint. Raises ValueError if it is rejected.
 
         Args:
-            folder: an empty one, which gets the files.
+            folder: an empty folder, to which the files are written.
         """
         self.write(folder)
         return load_model_config(str(folder), weights=False)
@@ -73,8 +73,8 @@ def load_corpus() -> tuple[RealConfig, ...]:
 
 
 def verdict(real: RealConfig) -> dict[str, Any]:
-    """The ModelConfig in JSON's types, or the error, in which FAMILIES stands for the list of all
-    families, so that a new one does not change every error."""
+    """The ModelConfig in JSON's types, or the error. In the error, FAMILIES stands for the list of
+    all families, so that a new family does not change every error."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             config = real.read(Path(folder))
@@ -124,7 +124,8 @@ def _load_family(path: Path) -> Iterator[RealConfig]:
 
 
 def _inherit(models: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An entry and, under it, the one that it is like, whose files and lacks it does not share."""
+    """An entry merged over the entry that its `_like` names; the other entry's files and missing
+    keys are not inherited."""
     entry = dict(models[name])
     parent = entry.pop("_like", None)
     if parent is None:
@@ -170,7 +171,7 @@ def _plain(value: Any) -> Any:
 
 
 def main() -> None:
-    """Prints reasons of rejections and counts verdicts by source; --write renews verdicts.json and
+    """Prints reasons of rejections and counts verdicts by source; --write updates verdicts.json and
     the README's acceptance rate."""
     found = verdicts()
     if "--write" in sys.argv:

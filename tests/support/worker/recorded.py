@@ -22,7 +22,7 @@ class Call(NamedTuple):
     arguments: bytes
     """Pickled at the time of the call."""
     answer: bytes
-    """What it returned, encoded."""
+    """The returned value, encoded."""
 
 
 class Recording:

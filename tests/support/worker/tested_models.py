@@ -1,4 +1,4 @@
-"""Collects from the tests' marks what they check of each family, for `rayfleet models`.
+"""Collects, from the marks of tests, what is tested for each family, for `rayfleet models`.
 
 A mark has the checks, the checkpoints, and the references of the results ("A and B"), unless they
 are those of the specimens:
@@ -6,7 +6,7 @@ are those of the specimens:
     @pytest.mark.checks("alone", of=SPECIMENS)
     @pytest.mark.checks(formats=LAYOUTS, of="Qwen3MoeForCausalLM", against="...")
 
-`python -m tests.support.worker.tested_models --write` renews the record in the package, and the
+`python -m tests.support.worker.tested_models --write` updates the record in the package, and the
 table in worker/models/README.md, as `make families` does.
 """
 
@@ -43,7 +43,7 @@ Record = dict[str, Any]
 
 def architecture_of(name: str) -> str:
     """Value of `architectures` of the checkpoint with this name in tests; an architecture is
-    returned as it is."""
+    returned unchanged."""
     if name in FAMILIES or name in MULTIMODAL:
         return name
     if name in SPECIMENS:
@@ -134,7 +134,7 @@ def _plain(sets: Mapping[str, Mapping[str, set[str]]]) -> dict[str, dict[str, li
 
 
 def main() -> None:
-    """Prints whether the record matches the tests; --write renews it and the README's table."""
+    """Prints whether the record matches the tests; --write updates it and the README's table."""
     record = read_tests()
     if "--write" in sys.argv:
         parts = (
@@ -148,7 +148,7 @@ def main() -> None:
         new = text.replace(_BEGIN + generated_part(), _BEGIN + table(tested_families()))
         README.write_text(new, encoding="utf-8")
     is_same = json.loads(RECORD.read_text(encoding="utf-8")) == record
-    print("matches the tests" if is_same else "does not match the tests: --write renews it")
+    print("matches the tests" if is_same else "does not match the tests: --write updates it")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def trace_collector() -> Iterator[tuple[str, list[bytes]]]:
-    """Its endpoint, and the bodies of the requests that came so far."""
+    """The collector's endpoint, and the bodies of the requests received so far."""
     bodies: list[bytes] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -312,8 +312,11 @@ def test_heads_in_the_format_of_modelopt(folders: tuple[Path, Path], tmp_path: P
     ("keys", "message"),
     [
         ({"architectures": ["LlamaForCausalLM"]}, "not supported as an EAGLE-3 head"),
-        ({"target_hidden_size": 128}, "target_hidden_size = 128, but the model's is 64"),
-        ({"vocab_size": 99}, "vocab_size = 99, but the model's is 97"),
+        (
+            {"target_hidden_size": 128},
+            "target_hidden_size = 128, but the model's hidden_size is 64",
+        ),
+        ({"vocab_size": 99}, "vocab_size = 99, but the model's vocab_size is 97"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 3]}, "in \\[0, 2\\]"),
         ({"num_hidden_layers": 2}, "num_hidden_layers = 2 .* must be 1"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),

@@ -76,9 +76,9 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "no entry": ({"a": 3}, "corrupt: the header entry for a"),
     "offsets": ({"a": {**ENTRY, "data_offsets": [0, True, 8]}}, "the header entry for a"),
     "no object": ([1], "its header is not a JSON object"),
-    "deep": (b"[" * 99999, "not a safetensors file: "),
-    "no JSON": (bytes(9), "not a safetensors file: "),
-    "no UTF-8": (b'{"\xff": 1}', "not a safetensors file: "),
+    "deep": (b"[" * 99999, "not a safetensors file"),
+    "no JSON": (bytes(9), "not a safetensors file"),
+    "no UTF-8": (b'{"\xff": 1}', "not a safetensors file"),
 }
 
 

@@ -59,9 +59,9 @@ def configure(folder: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"peft_type": "LOHA"}, "peft_type 'LOHA'"),
+        ({"peft_type": "LOHA"}, 'peft_type "LOHA"'),
         ({"use_dora": True}, "use_dora .*: train without DoRA"),
-        ({"bias": "all"}, "bias 'all'"),
+        ({"bias": "all"}, 'bias "all"'),
         ({"lora_bias": True}, "lora_bias"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters .*experts"),
@@ -77,7 +77,7 @@ def configure(folder: Path, **values: Any) -> None:
         ({"rank_pattern": {"q_proj": 99}}, "rank 99"),
         ({"alpha_pattern": {"(a+)+": 1}}, "use module names"),
         ({"alpha_pattern": {"a" * 999: 1}}, "use module names"),
-        ({"alpha_pattern": {"[": 1}}, "is not a valid pattern"),
+        ({"alpha_pattern": {"[": 1}}, "is not a valid regular expression"),
         ({"a_new_kind_of_lora": {"on": 1}}, "a_new_kind_of_lora"),
     ],
 )
@@ -105,7 +105,7 @@ MEDDLINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (lambda folder: (folder / CONFIG).unlink(), f"has no {CONFIG}"),
     "no JSON": (lambda folder: (folder / CONFIG).write_text("{"), "is not valid JSON"),
     "deep JSON": (lambda folder: (folder / CONFIG).write_text("[" * 9999), "is not valid JSON"),
-    "no object": (lambda folder: (folder / CONFIG).write_text("[]"), "must be a JSON object"),
+    "no object": (lambda folder: (folder / CONFIG).write_text("[]"), "must contain a JSON object"),
     "long JSON": (lambda folder: (folder / CONFIG).write_text(" " * 2**20 + "{}"), "larger than"),
     "pickled": (lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"), "safe_"),
     "no tensors": (lambda folder: change(folder, dict.clear), "has no LoRA weights"),

@@ -38,5 +38,5 @@ def test_a_derived_class_is_left_to_torch(tmp_path: Path, kind: type[LlamaForCau
     assert (build_native(model, native, WeightMemory()) is not None) == (kind is LlamaForCausalLM)
     if kind is Doubling:
         required = NativeOptions(page_size=16, num_threads=1, required=True)
-        with pytest.raises(ValueError, match=r"--cpu-backend native .* Doubling"):
+        with pytest.raises(ValueError, match=r"--cpu-backend native .*Doubling"):
             build_native(model, required, WeightMemory())

@@ -30,7 +30,7 @@ REMEDY = re.compile(r": .*\b(use|fix|it must (?:be|equal)|merge|remove)\b")
 
 
 def test_real_configurations_are_read_as_the_table_says() -> None:
-    """`make families` renews verdicts.json."""
+    """`make families` updates verdicts.json."""
     found = {real.name: verdict(real) for real in CORPUS}
     changed = {name: said for name, said in found.items() if said != EXPECTED[name]}
     assert changed == {name: EXPECTED[name] for name in changed}

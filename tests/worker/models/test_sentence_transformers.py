@@ -65,7 +65,7 @@ def test_a_default_prefix(tmp_path: Path) -> None:
     [
         ({"prompts": {"query": 3}}, "must map names to strings"),
         ({"prompts": ["query"]}, "must map names to strings"),
-        ({"prompts": {"a": ""}, "default_prompt_name": "b"}, "'b' in .* is not in prompts"),
+        ({"prompts": {"a": ""}, "default_prompt_name": "b"}, '"b" in .* is not in prompts'),
     ],
 )
 def test_malformed_files(tmp_path: Path, content: dict[str, Any], message: str) -> None:

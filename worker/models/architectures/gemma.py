@@ -29,7 +29,9 @@ class GemmaForCausalLM(DecoderModel):
 
     def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
         if options.dtype == torch.float16:
-            raise ValueError("Gemma's hidden states overflow with --dtype float16: use bfloat16")
+            raise ValueError(
+                "Gemma's hidden states overflow with --dtype float16: use --dtype bfloat16"
+            )
         super().__init__(config, options, max_model_len)
         # Rounded to the weights' type before the multiplication, as in transformers.
         self._embedding_scale = torch.tensor(config.hidden_size**0.5).to(options.dtype).item()

@@ -186,7 +186,8 @@ class _Mxfp4Weights:
         if hidden % _BLOCK or size % _BLOCK:
             raise ValueError(
                 f"--tensor-parallel-size {options.group.world_size} leaves {size} columns of each "
-                f"expert per rank, but MXFP4 requires a multiple of {_BLOCK}: use a smaller size"
+                f"expert per rank, but MXFP4 requires a multiple of {_BLOCK}: use a smaller "
+                "--tensor-parallel-size"
             )
         self._moe, self._share = moe, share
         self._dtype = options.dtype

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.models.config.digests import digests
+from worker.models.config.schema import short
 from worker.protocol.hub import download, local_folder
 from worker.protocol.retry import Unavailable, may_heal
 
@@ -164,7 +165,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise kind(f"cannot read {path}: {error.strerror}") from error
         raise kind(f"{path} is not valid JSON ({error}): fix it or download it again") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must contain a JSON object")
+        raise ValueError(f"{path} must contain a JSON object: fix it or download it again")
     return content
 
 
@@ -181,7 +182,7 @@ def positive_integer(raw: Mapping[str, Any], key: str, within: str = "") -> int:
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
         raise ValueError(
-            f"{within}{key} in config.json must be a positive integer, got {value!r}: fix it"
+            f"{within}{key} in config.json must be a positive integer, got {short(value)}: fix it"
         )
     return value
 

@@ -220,8 +220,8 @@ def _check(eagle: EagleConfig, model: ModelConfig) -> None:
     for key, (own, other) in pairs.items():
         if own != other:
             raise ValueError(
-                f"{key} = {own}, but the model's is {other}: use a head that was trained for this "
-                "model"
+                f"{key} = {own}, but the model's {key.removeprefix('target_')} is {other}: use a "
+                "head that was trained for this model"
             )
     if not eagle.taps or any(not 0 <= tap < model.num_layers for tap in eagle.taps):
         raise ValueError(

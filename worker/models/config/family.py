@@ -166,7 +166,7 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         kind = raw.get("model_type")
         if kind and kind not in cls.model_types:
             raise ValueError(
-                f"model_type {kind!r} in config.json does not match architectures "
+                f"model_type {short(kind)} in config.json does not match architectures "
                 f"{raw['architectures']}, which require model_type {' or '.join(cls.model_types)}: "
                 "fix it"
             )
@@ -397,8 +397,8 @@ def rotary_size(family: FamilyConfig, rotary_dim: int | None = None) -> int:
             f"{name} {value}" for name, value in named.items() if value is not None
         )
         raise ValueError(
-            f"{given} in config.json must specify between 1 and {head_dim} (head_dim) rotary "
-            "dimensions, consistently: fix it"
+            f"{given} in config.json must specify 1 to {head_dim} (head_dim) rotary dimensions, "
+            "and agree if both are set: fix it"
         )
     return size
 

@@ -330,7 +330,7 @@ class ModelConfig:
             return self.max_model_len
         if requested > self.max_model_len:
             raise ValueError(
-                f"--max-model-len {requested} is more than this checkpoint's "
+                f"--max-model-len {requested} exceeds this checkpoint's maximum of "
                 f"{self.max_model_len} ({self.max_model_len_reason}): lower it"
             )
         if requested < self.block_size:

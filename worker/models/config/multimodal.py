@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.models.config.schema import RawConfig, architectures, words
+from worker.models.config.schema import RawConfig, architectures, short, words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,19 +76,20 @@ class MultimodalConfig:
         text = raw.get("text_config")
         if not isinstance(text, dict):
             raise ValueError(
-                f"text_config in config.json must be an object, got {text!r:.80}: fix it"
+                f"text_config in config.json must be an object, got {short(text)}: fix it"
             )
         if raw.get("model_type", self.model_type) != self.model_type:
             raise ValueError(
-                f"model_type {raw['model_type']!r} in config.json does not match architectures "
-                f"{raw['architectures']}, which require model_type {self.model_type}: fix it"
+                f"model_type {short(raw['model_type'])} in config.json does not match "
+                f"architectures {raw['architectures']}, which require model_type "
+                f"{self.model_type}: fix it"
             )
         named = architectures(text)[:1] if "model_type" not in text else []
         kind = str(text.get("model_type") or self.text_type or "".join(map(str, named)))
         if kind not in self.texts:
             raise ValueError(
-                f"text_config.model_type {kind!r} in config.json is not supported (supported: "
-                f"{', '.join(self.texts)}): use another checkpoint"
+                f"text_config.model_type {short(kind)} in config.json is not supported "
+                f"(supported: {', '.join(self.texts)}): use another checkpoint"
             )
         unread = self.keys | {*self.ignored}
         text = {key: value for key, value in text.items() if key not in unread}

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from worker.models.config.schema import short
+
 _Value = TypeVar("_Value")
 
 CONFIG_NAME = "adapter_config.json"
@@ -49,6 +51,7 @@ _REMEDIES: Mapping[str, str] = {
     "target_parameters": "LoRA for experts is not supported: leave it out, or merge the adapter",
     "trainable_token_indices": "train without it, or merge the adapter into the model",
 }
+_SAVE = "save or download the adapter again"
 _REMEDY = "train without it, or merge the adapter into the model"
 _CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
 """Prefixes of values of `init_lora_weights` that change the base model's weights."""
@@ -95,9 +98,11 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
     raw = _read_json(folder)
     kind = raw.get("peft_type")
     if kind != "LORA":
-        raise ValueError(f"peft_type {kind!r} in {CONFIG_NAME} is not supported: use LORA")
+        raise ValueError(
+            f"peft_type {short(kind)} in {CONFIG_NAME} is not supported: use a LoRA adapter"
+        )
     if raw.get("bias", "none") != "none":
-        raise ValueError(f"bias {raw['bias']!r} in {CONFIG_NAME} is not supported: {_REMEDY}")
+        raise ValueError(f"bias {short(raw['bias'])} in {CONFIG_NAME} is not supported: {_REMEDY}")
     for key, value in raw.items():
         if value and key not in _IGNORED:
             remedy = _REMEDIES.get(key, _REMEDY)
@@ -105,8 +110,8 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
     initial = raw.get("init_lora_weights", True)
     if isinstance(initial, str) and initial.startswith(_CHANGES_BASE):
         raise ValueError(
-            f"init_lora_weights {initial!r} in {CONFIG_NAME} changes the base model: convert the "
-            "adapter with save_pretrained(path_initial_model_for_weight_conversion=...)"
+            f"init_lora_weights {short(initial)} in {CONFIG_NAME} changes the base model: convert "
+            "the adapter with save_pretrained(path_initial_model_for_weight_conversion=...)"
         )
     config = PeftConfig(
         rank=_number("r", raw.get("r")),
@@ -119,7 +124,8 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
     largest = max((config.rank, *config.ranks.values()))
     if largest > max_rank:
         raise ValueError(
-            f"rank {largest} in {CONFIG_NAME} exceeds --max-lora-rank ({max_rank}): raise it"
+            f"rank {largest} in {CONFIG_NAME} exceeds --max-lora-rank ({max_rank}): raise "
+            "--max-lora-rank"
         )
     return config
 
@@ -135,7 +141,7 @@ def check_header(folder: Path) -> None:
     path = folder / WEIGHTS_NAME
     if not path.is_file():
         raise ValueError(
-            f"{folder} has no {WEIGHTS_NAME}: save the adapter with safe_serialization=True"
+            f"{folder} has no {WEIGHTS_NAME}: save the adapter with `safe_serialization=True`"
         )
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -148,9 +154,11 @@ def check_header(folder: Path) -> None:
     try:
         header = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a safetensors file ({error}): {_SAVE}") from error
     if not isinstance(header, dict):
-        raise ValueError(f"{path} is not a safetensors file: its header is not a JSON object")
+        raise ValueError(
+            f"{path} is not a safetensors file (its header is not a JSON object): {_SAVE}"
+        )
     end = 0
     for name, entry in header.items():
         if name != "__metadata__":
@@ -173,8 +181,7 @@ def _check_entry(name: str, entry: object) -> int:
                 )
             return end
     raise ValueError(
-        f"{WEIGHTS_NAME} is corrupt: the header entry for {name:.200} is invalid; save or download "
-        "the adapter again"
+        f"{WEIGHTS_NAME} is corrupt: the header entry for {name:.200} is invalid; {_SAVE}"
     )
 
 
@@ -191,21 +198,23 @@ def _read_json(folder: Path) -> dict[str, Any]:
     try:
         raw = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{CONFIG_NAME} is not valid JSON: {error}") from error
+        raise ValueError(f"{CONFIG_NAME} is not valid JSON ({error}): fix it") from error
     if not isinstance(raw, dict):
-        raise ValueError(f"{CONFIG_NAME} must be a JSON object")
+        raise ValueError(f"{CONFIG_NAME} must contain a JSON object: fix it")
     return raw
 
 
 def _number(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} in {CONFIG_NAME} must be a positive integer, got {value!r:.80}")
+        raise ValueError(
+            f"{name} in {CONFIG_NAME} must be a positive integer, got {short(value)}: fix it"
+        )
     return value
 
 
 def _alpha(name: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{name} in {CONFIG_NAME} must be a number, got {value!r:.80}")
+        raise ValueError(f"{name} in {CONFIG_NAME} must be a number, got {short(value)}: fix it")
     return float(value)
 
 
@@ -213,20 +222,21 @@ def _patterns(raw: Mapping[str, Any], key: str) -> list[tuple[str, object]]:
     """Values of a key by pattern, in the order in which PEFT tries them."""
     found = raw.get(key) or {}
     if not isinstance(found, dict):
-        raise ValueError(f"{key} in {CONFIG_NAME} must be an object, got {found!r:.80}")
+        raise ValueError(f"{key} in {CONFIG_NAME} must be an object, got {short(found)}: fix it")
     for pattern in found:
         num_quantifiers = sum(map(pattern.count, "*+?"))
         is_simple = num_quantifiers <= _MOST_QUANTIFIERS and not set(pattern) & set("(){}")
         if len(pattern) > _MOST_PATTERN_CHARS or not is_simple:
             raise ValueError(
-                f"pattern {pattern!r:.80} of {key} in {CONFIG_NAME} is not supported: use module "
+                f"pattern {short(pattern)} of {key} in {CONFIG_NAME} is not supported: use module "
                 "names"
             )
         try:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(
-                f"{key} in {CONFIG_NAME}: {pattern!r} is not a valid pattern: {error}"
+                f"{key} in {CONFIG_NAME}: {short(pattern)} is not a valid regular expression "
+                f"({error}): fix it"
             ) from error
     return list(found.items())
 

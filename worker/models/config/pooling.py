@@ -15,7 +15,7 @@ import msgspec
 from worker.models.config.checkpoint import read_json
 from worker.models.config.encoders import ENCODERS, EncoderConfig
 from worker.models.config.multimodal import TensorNames
-from worker.models.config.schema import RawConfig, architectures, words
+from worker.models.config.schema import RawConfig, architectures, short, words
 from worker.protocol.analyzed import analyzed
 from worker.protocol.pooling import Activation, PoolingInfo, PoolingOptions, PoolingType
 from worker.protocol.text.tokenizer import load_tokenizer
@@ -254,12 +254,13 @@ def _head(raw: RawConfig, folder: Path, kind: str, task: str) -> _Head:
 def _classifier(raw: RawConfig) -> _Head:
     names, key = raw.get("id2label"), "num_labels" if raw.get("num_labels") else "id2label"
     if names is not None and not isinstance(names, dict):
-        raise ValueError(f"id2label in config.json must be an object, got {names!r:.80}: fix it")
+        raise ValueError(f"id2label in config.json must be an object, got {short(names)}: fix it")
     names = names if names is not None else dict.fromkeys(range(_DEFAULT_LABELS))
     count = raw.get("num_labels") or len(names)
     if not isinstance(count, int) or not 1 <= count <= _MAX_LABELS:
         raise ValueError(
-            f"{key} in config.json must define 1 to {_MAX_LABELS} labels, got {count!r:.80}: fix it"
+            f"{key} in config.json must define 1 to {_MAX_LABELS} labels, got {short(count)}: "
+            "fix it"
         )
     labels = [str(names.get(str(index), f"LABEL_{index}")) for index in range(count)]
     kind, own = raw.get("problem_type"), raw.get("sentence_transformers")
@@ -371,7 +372,9 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str]:
         ) from error
     default = raw.get("default_prompt_name") or ""
     if default and default not in prompts:
-        raise ValueError(f"default_prompt_name {default!r:.80} in {path} is not in prompts: fix it")
+        raise ValueError(
+            f"default_prompt_name {short(default)} in {path} is not in prompts: fix it"
+        )
     return prompts, str(default)
 
 
@@ -382,7 +385,7 @@ def _max_seq_length(folder: Path) -> int | None:
     length = None if path is None else read_json(path).get("max_seq_length")
     if length is not None and (type(length) is not int or length < 1):
         raise ValueError(
-            f"max_seq_length in {path} must be a positive integer or null, got {length!r:.80}: "
+            f"max_seq_length in {path} must be a positive integer or null, got {short(length)}: "
             "fix it"
         )
     return length

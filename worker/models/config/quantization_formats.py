@@ -21,7 +21,7 @@ from worker.models.config.quantization import (
     ScaledConfig,
     WeightConfig,
 )
-from worker.models.config.schema import words
+from worker.models.config.schema import short, words
 
 _PLAIN_MODULES = (
     *("lm_head", "norm", "embed_tokens", "word_embeddings", "gate", "router", "conv1d"),
@@ -61,7 +61,7 @@ class _Source:
 
     def malformed(self, what: str, required: str, value: object) -> ValueError:
         """The error for a value of the wrong type or form."""
-        return ValueError(f"{self.where}: {what} must be {required}, got {value!r:.80}: fix it")
+        return ValueError(f"{self.where}: {what} must be {required}, got {short(value)}: fix it")
 
     def check(self, known: frozenset[str], must: Mapping[str, tuple[object, ...]]) -> None:
         """Checks all keys of the object; null, false and empty values are ignored.
@@ -76,8 +76,8 @@ class _Source:
         for key, value in self.content.items():
             if key in must:
                 if value is not None and value not in must[key]:
-                    values = " or ".join(map(repr, must[key]))
-                    raise self.unsupported(f"{key} {value!r:.80}", values)
+                    values = " or ".join(map(short, must[key]))
+                    raise self.unsupported(f"{key} {short(value)}", values)
             elif key not in known and value not in _NEUTRAL_VALUES and not key.startswith("_"):
                 raise self.unsupported(f"the key {key}")
 
@@ -101,7 +101,7 @@ class _Source:
             re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
         except re.error as error:
             raise ValueError(
-                f"{self.where}: pattern {pattern!r:.80} is not a valid regular expression "
+                f"{self.where}: pattern {short(pattern)} is not a valid regular expression "
                 f"({error}): fix it"
             ) from None
 
@@ -160,7 +160,7 @@ def read_quantization(
         return _parse_gpt_oss(source)
     parse = _PARSERS.get(method) if isinstance(method, str) else None
     if parse is None:
-        raise source.unsupported(f"quant_method {method!r:.80}")
+        raise source.unsupported(f"quant_method {short(method)}")
     return parse(source)
 
 
@@ -178,7 +178,7 @@ def _find(raw: Mapping[str, Any], folder: Path) -> tuple[_Source, object] | None
             content = read_json(path)
             nested = content.get("quantization", content)
             if not isinstance(nested, dict):
-                raise ValueError(f"{name} must contain a JSON object, got {nested!r:.80}: fix it")
+                raise ValueError(f"{name} must contain a JSON object, got {short(nested)}: fix it")
             return _Source(where=name, content=nested), nested.get("quant_method", method)
     return None
 
@@ -276,7 +276,7 @@ def _modelopt_weights(source: _Source) -> WeightConfig:
     }
     algorithm = source.content.get("quant_algo")
     if not isinstance(algorithm, str) or algorithm not in formats:
-        raise source.unsupported(f"quant_algo {algorithm!r:.80}")
+        raise source.unsupported(f"quant_algo {short(algorithm)}")
     return formats[algorithm]
 
 
@@ -285,14 +285,14 @@ def _parse_layers(source: _Source) -> dict[str, WeightConfig]:
     layers = source.content.get("quantized_layers")
     if not isinstance(layers, dict) or not layers:
         raise ValueError(
-            f"{source.where} has quant_algo 'MIXED_PRECISION' without quantized_layers: add the "
+            f'{source.where} has quant_algo "{_MIXED}" without quantized_layers: add the '
             f"checkpoint's {_MODELOPT_FILE}, which lists them, or use another checkpoint"
         )
     formats = {}
     for name, content in layers.items():
         layer = _Source(where=f"quantized_layers of {source.where}", content=content)
         if not isinstance(content, dict):
-            raise layer.malformed(f"{name!r:.80}", "an object", content)
+            raise layer.malformed(short(name), "an object", content)
         layer.check(words("quant_algo"), {"group_size": (16,)})
         formats[name] = _modelopt_weights(layer)
     return formats
@@ -308,7 +308,7 @@ def _parse_compressed(source: _Source) -> QuantizationConfig:
     _check_transforms(source)
     groups = source.content.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
-        raise source.unsupported(f"config_groups {groups!r:.80}", "one group")
+        raise source.unsupported(f"config_groups {short(groups)}", "one group")
     (group,) = groups.values()
     if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
         raise source.malformed("a group of config_groups", "an object with weights", group)
@@ -349,7 +349,7 @@ def _check_transforms(source: _Source) -> None:
             location = place.get("location") if isinstance(place, dict) else place
             if location not in ("weight_input", "weight_output"):
                 raise config.unsupported(
-                    f"location {location!r:.80}", "'weight_input' or 'weight_output'"
+                    f"location {short(location)}", '"weight_input" or "weight_output"'
                 )
 
 
@@ -369,7 +369,9 @@ def _compressed_weights(source: _Source, kind: object) -> WeightConfig:
     number, bits, strategy = content.get("type"), content.get("num_bits"), content.get("strategy")
     group_size = source.group_size(content.get("group_size"))
     is_symmetric = content.get("symmetric")
-    described = f"format {kind!r:.40} of {bits!r:.10}-bit {number!r:.20} by {strategy!r:.20}"
+    chosen = {"format": kind, "num_bits": bits, "type": number, "strategy": strategy}
+    chosen |= {"group_size": content.get("group_size"), "symmetric": is_symmetric}
+    described = "weights with " + ", ".join(f"{key} {short(one)}" for key, one in chosen.items())
     match kind, number, bits:
         case ("float-quantized" | "naive-quantized", "float", 8) if is_symmetric is not False:
             shapes = {"tensor": (0, 0), "channel": (1, 0)}
@@ -455,7 +457,7 @@ def _gptq_left_out(source: _Source) -> tuple[str, ...]:
     for pattern, settings in patterns.items():
         is_plain = not settings and pattern.endswith(_PLAIN_MODULES)
         if not pattern.startswith("-:") and not is_plain:
-            raise source.unsupported(f"dynamic {pattern!r:.80}", "patterns that begin with '-:'")
+            raise source.unsupported(f"dynamic {short(pattern)}", "patterns that begin with '-:'")
     named = [f"re:{pattern[2:]}" for pattern in patterns if pattern.startswith("-:")]
     for pattern in named:
         source.check_pattern(pattern)

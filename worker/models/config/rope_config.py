@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+from worker.models.config.schema import short
+
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 
 _ANY_KIND = frozenset(
@@ -164,7 +166,7 @@ def _parse_table(
     kind = "longrope" if kind == "su" else kind  # the name in the first Phi-3 release
     if kind not in _KNOWN_KEYS:
         raise ValueError(
-            f"{key}.rope_type {kind!r:.80} in config.json is not supported (supported: "
+            f"{key}.rope_type {short(kind)} in config.json is not supported (supported: "
             f"{', '.join(_KNOWN_KEYS)}): use another checkpoint"
         )
     kind = cast("RopeKind", kind)
@@ -263,15 +265,17 @@ def _check_keys(raw: dict[str, Any], parameters: dict[str, Any], kind: RopeKind,
             continue
         if name not in _KNOWN_KEYS[kind]:
             raise ValueError(
-                f"{key}.{name} = {value!r} in config.json is not supported for rope_type {kind}: "
-                "it may change the model's outputs; use another checkpoint"
+                f"{key}.{name} = {short(value)} in config.json is not supported for rope_type "
+                f"{kind}: it may change the model's outputs; use another checkpoint"
             )
 
 
 def _number(parameters: dict[str, Any], name: str, key: str) -> float:
     value = parameters.get(name)
     if not isinstance(value, int | float):
-        raise ValueError(f"{key}.{name} in config.json must be a number, got {value!r:.80}: fix it")
+        raise ValueError(
+            f"{key}.{name} in config.json must be a number, got {short(value)}: fix it"
+        )
     return float(value)
 
 
@@ -323,6 +327,6 @@ def _short_factors(parameters: dict[str, Any], key: str) -> tuple[float, ...]:
     ):
         raise ValueError(
             f"{key}.short_factor in config.json must be a list of positive numbers, got "
-            f"{factors!r:.80}: fix it"
+            f"{short(factors)}: fix it"
         )
     return tuple(map(float, factors))

@@ -10,6 +10,7 @@ false, zero or empty. null counts as missing, unless the field's type includes N
 
 from __future__ import annotations
 
+import json
 import sys
 import typing
 from collections.abc import Mapping
@@ -77,7 +78,7 @@ def architectures(raw: Mapping[str, Any]) -> list[Any]:
     """The value of `architectures`; raises ValueError if it is not a list."""
     names = raw.get("architectures") or []
     if not isinstance(names, list):
-        raise ValueError(f"architectures in config.json must be a list, got {names!r:.80}: fix it")
+        raise ValueError(f"architectures in config.json must be a list, got {short(names)}: fix it")
     return names
 
 
@@ -138,8 +139,8 @@ def accepts(schema: type[msgspec.Struct], key: str, value: object) -> bool:
 
 
 def short(value: object) -> str:
-    """A value for a message, in at most 80 characters."""
-    text = repr(value)
+    """A value of a JSON file for a message, as it is written there, in at most 80 characters."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -193,11 +194,11 @@ def _described(hint: Any) -> str:
 def _in_words(kind: inspect.Type) -> str:
     match kind:
         case inspect.Metadata(extra={"only": values}):
-            return " or ".join(map(repr, values))
+            return " or ".join(map(short, values))
         case inspect.Metadata(type=inner):
             return _in_words(inner)
         case inspect.LiteralType(values=values):
-            return " or ".join(map(repr, values))
+            return " or ".join(map(short, values))
         case inspect.UnionType(types=types):
             kinds = (part for part in types if not isinstance(part, inspect.NoneType))
             return " or ".join(map(_in_words, kinds))
@@ -217,7 +218,9 @@ def _in_words(kind: inspect.Type) -> str:
             return "true or false"
         case inspect.StrType():
             return "a string"
-        case inspect.ListType():
+        case inspect.ListType(item_type=inspect.AnyType()):
             return "a list"
+        case inspect.ListType(item_type=item):
+            return f"a list in which each item is {_in_words(item)}"
         case _:
             return "an object"

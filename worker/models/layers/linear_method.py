@@ -259,6 +259,6 @@ def check_words(
     if start % size or count % size or full % size:
         raise ValueError(
             f"--tensor-parallel-size {options.group.world_size} gives each rank {count} of {full} "
-            f"features of {name or 'a projection'}, not a multiple of {size}: use a smaller size, "
-            "or an unquantized checkpoint"
+            f"features of {name or 'a projection'}, not a multiple of {size}: use a smaller "
+            "--tensor-parallel-size, or an unquantized checkpoint"
         )

@@ -118,5 +118,6 @@ def shown(names: Collection[str], limit: int = 4) -> str:
 def _unsupported(name: str) -> str:
     return (
         f"tensor {name:.200} in {WEIGHTS_NAME} is not supported: only LoRA weights of linear "
-        "layers and embeddings are supported, not DoRA, modules_to_save or added tokens"
+        "layers and embeddings are supported, not DoRA, modules_to_save or added tokens; train "
+        "without these, or merge the adapter into the model"
     )

@@ -164,7 +164,9 @@ class ModelAdapters:
             with safe_open(path, framework="pt", device="cpu") as file:
                 return self._read(AdapterTensors(file, config))
         except SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file: {error}") from error
+            raise ValueError(
+                f"{path} is not a safetensors file ({error}): save or download the adapter again"
+            ) from error
 
     def _check_file(self, path: Path) -> None:
         """Checks the size of the header, which safetensors reads as a whole; raises ValueError if
@@ -172,7 +174,7 @@ class ModelAdapters:
         if not path.is_file():
             raise ValueError(
                 f"{path.parent} has no {WEIGHTS_NAME}: save the adapter with "
-                "safe_serialization=True"
+                "`safe_serialization=True`"
             )
         with path.open("rb") as file:
             head = file.read(8)

@@ -127,7 +127,9 @@ def build_native(
             all_reduce=None if group.world_size == 1 else _all_reduce(model.options),
         )
     if options.required:
-        raise ValueError(f"--cpu-backend native cannot run this model: {problem}")
+        raise ValueError(
+            f"--cpu-backend native cannot run this model ({problem}): use --cpu-backend auto"
+        )
     if group.rank == 0:
         logger.warning("falling back to torch on CPU, which is several times slower: %s", problem)
     return None

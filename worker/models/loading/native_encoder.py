@@ -33,7 +33,9 @@ def pack_encoder(model: DecoderModel, *, num_threads: int, required: bool) -> No
     """
     problem = _problem(model)
     if problem and required:
-        raise ValueError(f"--cpu-backend native cannot run this model: {problem}")
+        raise ValueError(
+            f"--cpu-backend native cannot run this model ({problem}): use --cpu-backend auto"
+        )
     if not problem:
         assert isinstance(model, BertModel), "others are not supported"
         model.encoder = NativeEncoder(_tensors(model), num_threads=num_threads)

@@ -34,7 +34,10 @@ class ChatTemplate:
         try:
             self._template, variables = _compiled(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ValueError(f"syntax error in the chat template: {error}") from error
+            raise ValueError(
+                f"syntax error in line {error.lineno} of the chat template ({error.message}): fix "
+                "it, or set another template with --chat-template"
+            ) from error
         in_message = "tools" not in variables and _MESSAGE_TOOLS.search(source) is not None
         self._reads_message_tools = in_message
         """Whether the template reads tools from a field of the system message, as in Phi-4-mini."""

@@ -288,7 +288,10 @@ class Tokenizer:
             ValueError: the checkpoint has no chat template, or the template rejects the messages.
         """
         if self._template is None:
-            raise ValueError("this model has no chat template: use /v1/completions")
+            raise ValueError(
+                "this model has no chat template: use /v1/completions, or start the server with "
+                "--chat-template"
+            )
         return self._template.render(
             messages,
             tools=tools,
@@ -359,7 +362,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} is not valid JSON ({error}): fix it or download it again"
         ) from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must contain a JSON object")
+        raise ValueError(f"{path} must contain a JSON object: fix it or download it again")
     return content
 
 

@@ -28,8 +28,8 @@ class AgentOptions:
     """Gaps between turns: unattended (86 % within a second) or people (recorded from Claude Code).
     Can be repeated. Default: both; with --real: unattended."""
     sessions: tuple[int, ...] = (3, 6, 12, 18)
-    """Number of concurrent sessions. Can be repeated. Two workers hold the contexts of about six
-    sessions. Default with --real: 16."""
+    """Numbers of concurrent sessions, each measured separately. Two workers hold the contexts of
+    about six sessions. Default with --real: 16."""
     policies: tuple[str, ...] = field(default=(), metadata={"flag": "--policy"})
     """Other routing policies to compare with, as in SimOptions."""
     seeds: int = 5
@@ -56,8 +56,8 @@ class AgentOptions:
                 raise ValueError(f"--{name} must be greater than 0, got {getattr(self, name)}")
         if not self.sessions or min(self.sessions) < 1:
             raise ValueError(
-                "--sessions must be a comma-separated list of positive integers, such as 8,16, got "
-                f"{list(self.sessions)}"
+                "--sessions must be one or more positive integers, such as `--sessions 8 16`, got "
+                f"{' '.join(map(str, self.sessions)) or 'none'}"
             )
 
 
@@ -95,7 +95,7 @@ def run_agents(options: AgentOptions) -> Result:
                 row = _row(options, pace, number, variant)
                 rows.append({"gaps": pace, "sessions": number, "variant": variant, **row})
                 turns = row["turns_per_minute"]
-                note(f"{pace}, {number} sessions, {variant}: {turns:.1f} turns a minute")
+                note(f"{pace}, {number} sessions, {variant}: {turns:.1f} turns per minute")
                 if variant == _GATE:
                     peak, last = max(peak, turns), turns
         name = f"{pace}_turns_of_peak"

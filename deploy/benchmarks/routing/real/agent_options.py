@@ -31,7 +31,7 @@ class RealAgentOptions:
     gaps: tuple[str, ...] = ("unattended",)
     """Gaps between turns, as in AgentOptions. Can be repeated."""
     sessions: tuple[int, ...] = (16,)
-    """Number of concurrent sessions. Can be repeated."""
+    """Numbers of concurrent sessions, each measured separately."""
     num_workers: int = 2
     """Number of paced workers per fleet."""
     compression: float = 3.6
@@ -59,8 +59,8 @@ class RealAgentOptions:
             raise ValueError(f"--gaps: unknown pace {unknown[0]!r}: choose from {allowed}")
         if not self.sessions or min(self.sessions) < 1:
             raise ValueError(
-                "--sessions must be a comma-separated list of positive integers, such as 8,16, got "
-                f"{list(self.sessions)}"
+                "--sessions must be one or more positive integers, such as `--sessions 8 16`, got "
+                f"{' '.join(map(str, self.sessions)) or 'none'}"
             )
         if self.variant and (len(self.sessions) > 1 or len(self.gaps) > 1):
             raise ValueError("--variant requires a single --sessions and a single --gaps")

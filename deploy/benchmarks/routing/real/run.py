@@ -128,7 +128,8 @@ def figures(workload: str, sent: Sequence[Sent]) -> Figures:
     none."""
     one = [s for s in sent if s.workload == workload and s.measured and not s.error]
     if not one:
-        raise ValueError(f"all requests of {workload} failed: {[s.error for s in sent][:3]}")
+        errors = [s.error for s in sent if s.workload == workload and s.error]
+        raise ValueError(f"all requests of {workload} failed: {'; '.join(errors[:3])}")
     times = 1e3 * np.array([s.ttft_s for s in one])
     return Figures(
         hit_rate=sum(s.num_cached for s in one) / sum(s.num_prompt for s in one),

@@ -8,7 +8,16 @@ from worker.models.config.family import FamilyConfig
 from worker.models.config.latent_family import LatentFamilyConfig
 from worker.models.config.moe_config import MoeConfig, listed_dense_layers
 from worker.models.config.mtp_config import MtpConfig
-from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, RawConfig, Yes, words
+from worker.models.config.schema import (
+    ROUTER_KEYS,
+    Count,
+    Index,
+    Number,
+    RawConfig,
+    Yes,
+    short,
+    words,
+)
 
 
 class HunYuanDenseV1Config(FamilyConfig):
@@ -53,7 +62,7 @@ class HunYuanDenseV1Config(FamilyConfig):
         dim = self.head_size()
         if type(alpha) not in (int, float) or alpha <= 0 or kind != "dynamic" or dim <= 2:
             raise ValueError(
-                f"{key}.alpha {alpha!r:.40} with rope type {kind!r:.40} in config.json is not "
+                f"{key}.alpha {short(alpha)} with rope type {short(kind)} in config.json is not "
                 f"supported with head_dim {dim}: alpha must be greater than 0, the type dynamic "
                 "and head_dim greater than 2; use another checkpoint"
             )
