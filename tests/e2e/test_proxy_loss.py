@@ -47,6 +47,7 @@ def test_killed_haproxy_is_back(fleet: RunningFleet) -> None:
         assert sum(map(is_whole, load.records[begun:])) >= 10
 
 
+@pytest.mark.long  # tests/cluster/test_haproxy_guard.py does the same without Serve
 def test_no_request_fails_where_the_manager_is_killed(fleet: RunningFleet) -> None:
     victims = Victims(fleet.processes)
     with Probe(f"{fleet.base_url}/health", PROBE_S) as probe, load_on(fleet) as load:
