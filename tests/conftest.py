@@ -29,7 +29,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 STARTS_RAY = ("tests/helm/test_chart_runs.py", "tests/e2e/")
 """In this order: the fleet of tests/e2e runs until its last test kills it."""
 READ_SOURCES = "tests/architecture/"
-ENGINES = "tests/worker/engine/"
+ENGINES = (
+    "tests/worker/engine/",
+    "tests/worker/frontend/test_hung_ranks.py",
+    "tests/worker/plan/test_rendezvous.py",
+    "tests/worker/rank/test_tensor_parallel.py",
+    "tests/worker/test_llm.py",
+    "tests/worker/test_niceness.py",
+    "tests/router/test_contradictions.py",
+    "tests/cluster/bench/test_bench_throughput.py",
+    "tests/deploy/benchmarks/test_bench_admission.py",
+)
 """They share a server that has imported torch, from which ranks are forked, and compilers of
 grammars."""
 HAS_GPU = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
@@ -46,7 +56,7 @@ CLIENTS = tuple(
 )
 """They use the clients of OpenAI and Anthropic, whose import takes 3 s of CPU time."""
 TAKE_LONG = (
-    ENGINES,
+    *ENGINES,
     "tests/kernels/test_triton_interpreter.py",
     "tests/kernels/test_triton_compiles.py",
     "tests/cuda/test_races.py",
@@ -58,10 +68,7 @@ TAKE_LONG = (
     "tests/cuda/test_warm_up.py",
     "tests/deploy/test_demo",
     "tests/deploy/benchmarks/test_bench_fdfo.py",
-    "tests/worker/plan/test_rendezvous.py",
-    "tests/worker/frontend/test_hung_ranks.py",
     "tests/worker/test_hub.py",
-    "tests/worker/test_llm.py",
 )
 
 
@@ -168,7 +175,7 @@ class FileScheduling(LoadScopeScheduling):
         if nodeid.startswith(CLIENTS):
             return "clients"
         if nodeid.startswith(ENGINES) and not IS_LONG:
-            return ENGINES
+            return "engines"
         return READ_SOURCES if nodeid.startswith(READ_SOURCES) else nodeid.split("::")[0]
 
 

@@ -57,6 +57,7 @@ def failing(checks: Sequence[Check]) -> set[str]:
 # ---- generated requests
 
 
+@pytest.mark.randomized  # with more requests
 def test_a_seed_draws_the_same_and_another_something_else() -> None:
     for number, (_, strategy) in enumerate(KINDS.values()):
         seeds = (0, 0, 1000)
