@@ -45,11 +45,11 @@ SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
 ARGS ?=
 TEST_ARGS ?=
-# Two more than processors, up to six, since tests wait for fleets and ranks; each process also imports
-# all tests (12 CPU s). Unit tests only compute. A test process and its children use up to 4 GiB.
+# One more than processors, up to six, since tests wait for fleets and ranks; each process also imports
+# all tests (10 CPU s). Unit tests only compute. A test process and its children use up to 4 GiB.
 TEST_PROCESSES ?= $(shell n=$$(nproc); \
 	gib=$$(awk '/^MemTotal/ {print int($$2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16); \
-	n=$$((n + 2)); n=$$((n > 6 ? 6 : n)); fit=$$((gib / 4)); n=$$((n > fit ? fit : n)); \
+	n=$$((n + 1)); n=$$((n > 6 ? 6 : n)); fit=$$((gib / 4)); n=$$((n > fit ? fit : n)); \
 	echo $$((n < 2 ? 2 : n)))
 UNIT_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 6 : n)))
 PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder

@@ -1,10 +1,10 @@
 """Shared fixtures: small checkpoints with random weights; and which tests share a process.
 
-`make test` runs two more processes than there are cores (pytest-xdist). Tests of a file share a
+`make test` runs one more process than there are cores (pytest-xdist). Tests of a file share a
 process, because of their fixtures. All tests that start Ray are one group, so that no two fleets
-compete for processors, and so are tests that read all sources. The longest groups start first:
-those that start Ray, then files that take 15 s or more, so that none of them is left over at the
-end.
+compete for processors, and so are tests that read all sources, and tests of whole engines. The
+longest groups start first: those that start Ray, then files that take 15 s or more, so that none of
+them is left over at the end.
 """
 
 from __future__ import annotations
@@ -29,6 +29,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 STARTS_RAY = ("tests/helm/test_chart_runs.py", "tests/e2e/")
 """In this order: the fleet of tests/e2e runs until its last test kills it."""
 READ_SOURCES = "tests/architecture/"
+ENGINES = (
+    "tests/worker/engine/",
+    "tests/worker/frontend/test_hung_ranks.py",
+    "tests/worker/plan/test_rendezvous.py",
+    "tests/worker/rank/test_tensor_parallel.py",
+    "tests/worker/test_llm.py",
+    "tests/worker/test_niceness.py",
+    "tests/router/test_contradictions.py",
+    "tests/cluster/bench/test_bench_throughput.py",
+    "tests/deploy/benchmarks/test_bench_admission.py",
+)
+"""They share a server that has imported torch, from which ranks are forked, and compilers of
+grammars."""
 HAS_GPU = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
 """Whether there may be a GPU: the driver's device of NVIDIA, WSL or AMD."""
 COMPILE = ("tests/kernels/test_triton_compiles.py", "tests/cuda/test_binaries.py")
@@ -43,10 +56,10 @@ CLIENTS = tuple(
 )
 """They use the clients of OpenAI and Anthropic, whose import takes 3 s of CPU time."""
 TAKE_LONG = (
+    *ENGINES,
     "tests/kernels/test_triton_interpreter.py",
     "tests/kernels/test_triton_compiles.py",
     "tests/cuda/test_races.py",
-    "tests/worker/engine/",
     "tests/cluster/test_haproxy_guard.py",
     "tests/cluster/bench/test_bench_job.py",
     "tests/router/test_linear_time.py",
@@ -55,10 +68,7 @@ TAKE_LONG = (
     "tests/cuda/test_warm_up.py",
     "tests/deploy/test_demo",
     "tests/deploy/benchmarks/test_bench_fdfo.py",
-    "tests/worker/plan/test_rendezvous.py",
-    "tests/worker/frontend/test_hung_ranks.py",
     "tests/worker/test_hub.py",
-    "tests/worker/test_llm.py",
 )
 
 
@@ -152,7 +162,8 @@ def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class FileScheduling(LoadScopeScheduling):
     """Runs the tests of a file in one process, and likewise all that start Ray, all that read
-    sources, all that compile most kernels, and all that import official clients."""
+    sources, all that compile most kernels, all that import official clients, and all of whole
+    engines."""
 
     def _split_scope(self, nodeid: str) -> str:
         from tests.support.effort import IS_LONG
@@ -163,6 +174,8 @@ class FileScheduling(LoadScopeScheduling):
             return "compile"
         if nodeid.startswith(CLIENTS):
             return "clients"
+        if nodeid.startswith(ENGINES) and not IS_LONG:
+            return "engines"
         return READ_SOURCES if nodeid.startswith(READ_SOURCES) else nodeid.split("::")[0]
 
 

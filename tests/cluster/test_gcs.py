@@ -8,10 +8,13 @@ import sys
 import pytest
 
 from cluster.gcs import can_restart_gcs, with_port
+from tests.support.effort import IS_LONG
 
 pytestmark = pytest.mark.skipif(not can_restart_gcs(), reason="Linux restarts the GCS alone")
+NUM_KILLS = 2 if IS_LONG else 1
 SCRIPT = """
 import os
+import sys
 from pathlib import Path
 from cluster.environment import prepare
 environment = prepare(host="127.0.0.1", port=8000, haproxy=False)
@@ -29,7 +32,7 @@ class Actor:
 before = Actor.options(name="before").remote()
 process = ray.get(before.process.remote())
 supervisor = GcsSupervisor()
-for _ in range(2):
+for _ in range(int(sys.argv[1])):
     killed = node.all_processes["gcs_server"][0].process
     killed.kill()
     # It is created through the GCS, so this waits for the next one.
@@ -52,9 +55,10 @@ def test_a_restarted_gcs_keeps_its_port() -> None:
     assert with_port(command, 7) == ["gcs_server", "--gcs_server_port=7", "--other=1"]
 
 
+@pytest.mark.randomized  # with more kills
 def test_a_killed_gcs_is_restarted_with_its_state() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", SCRIPT, str(NUM_KILLS)],
         capture_output=True,
         text=True,
         check=False,

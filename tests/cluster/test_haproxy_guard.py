@@ -331,7 +331,15 @@ async def test_managers_may_be_killed_one_after_another(node: Node) -> None:
     await until(lambda: owners(node.directory) == {node.guard, node.guard_parent})
 
 
-@pytest.mark.parametrize("when", ["managed", "orphaned", "adopted", "draining"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "managed",
+        pytest.param("orphaned", marks=pytest.mark.long),
+        "adopted",
+        pytest.param("draining", marks=pytest.mark.long),
+    ],
+)
 async def test_nothing_survives_the_fleet(node: Node, when: str) -> None:
     (gateway,) = await gateways("gateway")
     manager = await node.manager(gateway)
@@ -407,7 +415,7 @@ async def wait_for_guard(node: Node, parent: int) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("is_adopted", [False, True])
+@pytest.mark.parametrize("is_adopted", [pytest.param(False, marks=pytest.mark.long), True])
 async def test_no_request_fails_when_the_guard_s_parent_is_killed(
     node: Node, is_adopted: bool
 ) -> None:

@@ -39,7 +39,15 @@ def write_model(method: str, folder: Path) -> tuple[str, dict[str, Any]]:
     return str(model), {"speculative_method": "eagle3", "speculative_model": str(head), **DRAFTS}
 
 
-@pytest.mark.parametrize("method", ["mtp", "two mtp heads", "eagle3", "eagle3 with latents"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("mtp", marks=pytest.mark.long),
+        "two mtp heads",
+        pytest.param("eagle3", marks=pytest.mark.long),
+        "eagle3 with latents",
+    ],
+)
 @pytest.mark.parametrize(
     "options",
     [

@@ -108,7 +108,7 @@ def test_pages_of_the_host_do_not_race(folder: str, monkeypatch: pytest.MonkeyPa
     assert served.tokens == on_cpu(folder, given, asked)
 
 
-@pytest.mark.parametrize("count", [2, 3, pytest.param(6, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 6))])
 def test_drafts_do_not_race(folder: str, count: int) -> None:
     """Requests without processors (the first two) never wait for the device. The third has
     processors, and arrives while the device places the others' rows."""
@@ -334,7 +334,13 @@ def copy_pageable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SamplingState, "process", copying)
 
 
-@pytest.mark.parametrize("sabotage", [wait_in_draws, copy_pageable], ids=["item", "pageable"])
+@pytest.mark.parametrize(
+    "sabotage",
+    [
+        pytest.param(wait_in_draws, id="item"),
+        pytest.param(copy_pageable, id="pageable", marks=pytest.mark.long),
+    ],
+)
 def test_a_wait_is_found(
     folder: str, sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,13 @@ FEW_SIZES = (4, 64)
 """Sizes for decodes and for prompts."""
 
 
-@pytest.mark.parametrize("sizes", [SIZES, (1, 2, 4)], ids=["graphs", "too small"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(SIZES, id="graphs"),
+        pytest.param((1, 2, 4), id="too small", marks=pytest.mark.long),
+    ],
+)
 def test_a_step_with_prompts_is_a_replay_and_a_draw(folder: str, sizes: tuple[int, ...]) -> None:
     given = prompts(8 if IS_LONG else 6)
     with pytest.MonkeyPatch.context() as patch:
@@ -150,7 +156,13 @@ def pad_into_real_pages(runner: ModelRunner) -> None:
         tables.page_table[tables.dummy_slot].fill_(1)
 
 
-@pytest.mark.parametrize("meddle", [move_buffer, pad_into_real_pages], ids=["buffer", "pages"])
+@pytest.mark.parametrize(
+    "meddle",
+    [
+        pytest.param(move_buffer, id="buffer"),
+        pytest.param(pad_into_real_pages, id="pages", marks=pytest.mark.long),
+    ],
+)
 def test_what_a_replay_may_not_touch_is_found(
     folder: str, meddle: Callable[[ModelRunner], None]
 ) -> None:

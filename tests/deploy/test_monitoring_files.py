@@ -81,9 +81,16 @@ def test_there_is_no_dashboard_besides() -> None:
     assert {p.stem for p in build.FOLDER.iterdir()} == {board.name for board in boards.BOARDS}
 
 
-def test_promtool_accepts_rules_and_configuration() -> None:
+def test_promtool_accepts_rules_panels_and_configuration(tmp_path: Path) -> None:
     promtool = require("promtool")
-    for command in (("rules", RULES), ("config", MONITORING / "prometheus.yml")):
+    panels = tmp_path / "panels.yml"
+    recorded = [
+        {"record": f"panel:{number}", "expr": query}
+        for number, query in enumerate(panel_queries().values())
+    ]
+    panels.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": recorded}]}))
+    files = (("rules", RULES), ("rules", panels), ("config", MONITORING / "prometheus.yml"))
+    for command in files:
         result = subprocess.run(
             [promtool, "check", *map(str, command)], capture_output=True, text=True
         )

@@ -1,7 +1,8 @@
-"""An application that is deleted finishes its streams.
+"""An application with two gateways: each serves the responses that the other one has stored, and
+streams finish if the application is deleted.
 
-It runs beside the fleet of all tests, on the same Ray cluster and behind the same HAProxy, with the
-real gateway and worker frontend under Ray Serve, and a paced worker as the engine.
+It runs beside the fleet of all tests, on the same Ray cluster and behind the same HAProxy, with
+real gateways and the worker frontend under Ray Serve, and a paced worker as the engine.
 """
 
 from __future__ import annotations
@@ -15,16 +16,22 @@ import time
 from functools import partial
 from pathlib import Path
 
+import httpx
+
+from router.api.responses.store import gateway_of
 from tests.support.fleet.running_fleet import DEADLINE_S, RunningFleet
 from tests.support.paths import ROOT
 
 APPLICATION = "draining"
+NUM_GATEWAYS = 2
 NUM_STREAMS = 4
 NUM_TOKENS = 100
 STEP_S = 0.02
+NUM_READS = 6
+"""Requests for each response, each on a new connection, which HAProxy forwards to any gateway."""
 
 
-def test_streams_outlive_the_end_of_the_application(
+def test_gateways_share_responses_and_streams_outlive_the_end_of_the_application(
     fleet: RunningFleet, tiny_chat_model: Path
 ) -> None:
     """Serve only sees each worker's silent call, which must keep the worker running."""
@@ -45,7 +52,8 @@ def test_streams_outlive_the_end_of_the_application(
         check=True,
     )
     report = json.loads(done.stdout.splitlines()[-1])
-    assert report["links"] == [1]
+    assert report["statuses"] == [200] * NUM_GATEWAYS * NUM_READS
+    assert report["links"] == [NUM_GATEWAYS]
     assert report["tokens_when_told_to_go"] < NUM_STREAMS * NUM_TOKENS // 2
     assert report["tokens"] == [NUM_TOKENS] * NUM_STREAMS
 
@@ -73,8 +81,6 @@ class _Streams:
             thread.join(timeout=DEADLINE_S)
 
     def _read(self, number: int) -> None:
-        import httpx
-
         body = {
             "model": self._model,
             "prompt": f"{number}: a prompt of its own",
@@ -106,7 +112,8 @@ def main(address: str, base_url: str, model: str) -> None:
     cloudpickle.register_pickle_by_value(routing)  # the fleet runs from the wheel
     fleet = FleetConfig(served_model_name="paced")
     engine = EngineConfig.of(model=model, device="cpu")
-    config = ServeConfig(endpoint=EndpointConfig(), models=(ModelSpec(fleet=fleet, engine=engine),))
+    endpoint = EndpointConfig(num_gateways=NUM_GATEWAYS)
+    config = ServeConfig(endpoint=endpoint, models=(ModelSpec(fleet=fleet, engine=engine),))
     others = _links()
     serve.run(
         build_paced(config, partial(run_steady, STEP_S)),
@@ -114,9 +121,10 @@ def main(address: str, base_url: str, model: str) -> None:
         route_prefix=f"/{APPLICATION}",
     )
     try:
+        statuses = _read_responses(f"{base_url}/{APPLICATION}/v1/responses", "paced")
+        links = [count for path, count in _links().items() if path not in others]
         streams = _Streams(f"{base_url}/{APPLICATION}", "paced")
         streams.wait_begun()
-        links = [count for path, count in _links().items() if path not in others]
         serve.delete(APPLICATION, _blocking=False)
         reported_at = sum(streams.tokens)
         streams.wait()
@@ -125,12 +133,31 @@ def main(address: str, base_url: str, model: str) -> None:
     print(
         json.dumps(
             {
+                "statuses": statuses,
                 "links": links,
                 "tokens_when_told_to_go": reported_at,
                 "tokens": streams.tokens,
             }
         )
     )
+
+
+def _read_responses(url: str, model: str) -> list[int]:
+    """Stores a response at each gateway, and reads each of them several times; returns the
+    statuses."""
+    stored: dict[str | None, str] = {}
+    deadline = time.monotonic() + DEADLINE_S
+    while len(stored) < NUM_GATEWAYS:
+        assert time.monotonic() < deadline, f"only {list(stored)} answer"
+        body = {"model": model, "input": "hello", "max_output_tokens": 4}
+        response = httpx.post(url, json=body, timeout=DEADLINE_S).raise_for_status()
+        response_id = response.json()["id"]
+        stored[gateway_of(response_id)] = response_id
+    return [
+        httpx.get(f"{url}/{response_id}", timeout=DEADLINE_S).status_code
+        for response_id in stored.values()
+        for _ in range(NUM_READS)
+    ]
 
 
 def _links() -> dict[str, int]:

@@ -184,12 +184,10 @@ def test_streams_of_a_lost_rank_group_continue_at_the_other_worker(
     assert fleet.index_blocks()[victim] > 0
 
 
+@pytest.mark.long  # tests/router/test_resubmission.py has stub workers that are lost
 @pytest.mark.parametrize(
     "sign",
-    [
-        pytest.param(signal.SIGKILL, id="killed"),
-        pytest.param(signal.SIGSTOP, id="silent", marks=pytest.mark.long),
-    ],
+    [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="silent")],
 )
 def test_streams_of_a_lost_worker_continue_at_the_other(
     fleet: RunningFleet, undisturbed: list[list[int]], sign: signal.Signals

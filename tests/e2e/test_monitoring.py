@@ -169,6 +169,7 @@ def result_of(client: httpx.Client, query: str) -> list[object]:
     return list(answer["data"]["result"])
 
 
+@pytest.mark.long  # the series are those of a scrape, and promtool accepts the queries
 def test_prometheus_answers_every_panel(loaded: RunningFleet, tmp_path: Path) -> None:
     with prometheus(loaded, tmp_path) as client:
         deadline = time.monotonic() + START_S

@@ -30,7 +30,7 @@ def load_on(fleet: RunningFleet) -> ClientLoad:
     return ClientLoad(fleet.base_url, LOAD, MODEL, headers)
 
 
-@pytest.mark.long  # tests/helm/test_chart_runs.py does the same without load
+@pytest.mark.long  # tests/cluster/test_haproxy_guard.py does the same without Serve
 def test_killed_haproxy_is_back(fleet: RunningFleet) -> None:
     """Restarted by its guard, not by Serve, which would take 20 s and replace its manager as
     well."""
@@ -47,6 +47,7 @@ def test_killed_haproxy_is_back(fleet: RunningFleet) -> None:
         assert sum(map(is_whole, load.records[begun:])) >= 10
 
 
+@pytest.mark.long  # tests/cluster/test_haproxy_guard.py does the same without Serve
 def test_no_request_fails_where_the_manager_is_killed(fleet: RunningFleet) -> None:
     victims = Victims(fleet.processes)
     with Probe(f"{fleet.base_url}/health", PROBE_S) as probe, load_on(fleet) as load:

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.fleet.running_fleet import DEADLINE_S, RunningFleet
 from tests.support.paths import ROOT
 
@@ -16,6 +18,7 @@ PATIENT = {
 """Serve sends a call elsewhere if the chosen replica does not report its queue length in 0.1 s."""
 
 
+@pytest.mark.long  # tests/cluster/test_serve_router.py has the same calls without Ray
 def test_a_serve_application_routes_by_prefix(fleet: RunningFleet) -> None:
     address, environment = fleet.ray()
     # A plain application has Serve's own settings; with HAProxy it may have no router of its own.

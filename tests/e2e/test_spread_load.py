@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.fleet.running_fleet import API_KEY, DEADLINE_S, RunningFleet
 
 
+@pytest.mark.long  # tests/cluster/bench/test_bench_spread.py has the same without Ray
 def test_load_generators_of_ray_send_every_request(
     fleet: RunningFleet, tiny_chat_model: Path, tmp_path: Path
 ) -> None:

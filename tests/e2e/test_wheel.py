@@ -6,6 +6,8 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from tests.support.deploy.wheel import PACKAGES
 from tests.support.fleet.running_fleet import ELASTIC, RunningFleet
 from tests.support.paths import MODELS, ROOT
@@ -24,12 +26,16 @@ def test_all_that_is_read_at_run_time_is_in_it(wheel: Path) -> None:
     assert sources | demo <= names
 
 
-def test_it_serves_the_demo_where_there_is_no_source_tree(
+def test_it_serves_where_there_is_no_source_tree(
     fleet: RunningFleet, installed: Path, installed_demo: Path
 ) -> None:
     assert installed_demo.is_relative_to(installed.parent)
     command_line = Path(f"/proc/{fleet.process.pid}/cmdline").read_bytes().decode()
     assert str(installed / "rayfleet") in command_line
+
+
+@pytest.mark.long  # tests/router/test_on_demand.py has workers that are started for a request
+def test_its_demo_is_started_for_a_request(fleet: RunningFleet) -> None:
     chat = fleet.client.chat.completions.create(
         model=ELASTIC,
         messages=[{"role": "user", "content": "What is 12 + 30?"}],

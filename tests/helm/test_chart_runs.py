@@ -45,6 +45,7 @@ from tests.support.paths import MODELS
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.long,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed"),
 ]

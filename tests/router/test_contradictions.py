@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -18,6 +17,7 @@ from router.api.app import create_app
 from router.config import GatewayConfig, ModelRoute
 from router.gateway import Gateway
 from tests.support.effort import cases
+from tests.support.engines.forked_rank import RANK_FORKER
 from worker.config import EngineConfig
 from worker.core.loop import serve_engine
 from worker.frontend.server import WorkerFrontend
@@ -76,10 +76,7 @@ class Served:
         config = EngineConfig.of(
             model=MODEL, device="cpu", cpu_threads=1, max_model_len=128, kv_cache_tokens=4096
         )
-        spawn = multiprocessing.get_context("spawn")
-        arguments = (config, self._front.open())
-        self._engine = spawn.Process(target=serve_engine, args=arguments, daemon=True)
-        self._engine.start()
+        self._engine = RANK_FORKER.start(serve_engine, config, self._front.open())
         await self._front.wait_ready()
         route = ModelRoute(name="demo", model=MODEL)
         transport = FrontTransport(self._front)

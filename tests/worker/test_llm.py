@@ -164,6 +164,7 @@ def test_an_invalid_checkpoint_is_reported_and_leaves_no_process(tmp_path: Path)
     assert rank_processes() == before
 
 
+@pytest.mark.long  # tests/worker/core/test_local.py kills a rank of an engine
 def test_a_killed_rank_is_named_and_the_rest_ends(tiny_chat_model: Path) -> None:
     before = rank_processes()
     llm = LLM(str(tiny_chat_model), tensor_parallel_size=2, **OPTIONS)

@@ -44,6 +44,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "create_executor", create)
 
 
+@pytest.mark.long  # test_replayed_rounds runs the benchmark with fewer variants
 def test_figures_and_checks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--device", "cpu", "--cpu-threads", "1", "--kv-cache-tokens", "8192")
     load = ("--running", "3", "--pairs", "1", "--max-tokens", "24", "--num-long", "2")

@@ -295,6 +295,7 @@ def test_a_turn_that_failed_is_counted_and_the_rest_is_compared_without_it() -> 
     assert [row["router"] for row in result["rows"]] == ["rayfleet", "ray-prefix"]
 
 
+@pytest.mark.long  # a turn that failed is counted, and a missing peer reported, without processes
 def test_a_peer_whose_router_ends_at_once_costs_its_turn_and_not_the_run(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

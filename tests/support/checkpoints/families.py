@@ -203,7 +203,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     "gpt-oss": Specimen(
         name="GptOss",
-        covers=("positions", "cache", "shards", "experts"),
+        covers=("positions", "shards", "experts"),
         settings={
             "rope_parameters": {**_YARN, "truncate": False},
             "sliding_window": _WINDOW,

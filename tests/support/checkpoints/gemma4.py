@@ -205,7 +205,7 @@ _UNIFIED = Specimen(
 )
 _SMALL = Specimen(
     name="Gemma4",
-    covers=("positions", "cache", "shards"),
+    covers=("positions", "shards"),
     config="Gemma4Text",
     settings={
         **_TEXT,
@@ -234,7 +234,7 @@ _SMALL = Specimen(
 GEMMA4_SPECIMENS: dict[str, Specimen] = {
     "gemma4": Specimen(
         name="Gemma4",
-        covers=("positions", "shards"),
+        covers=("shards",),
         config="Gemma4Text",
         settings={
             **_TEXT,

@@ -124,7 +124,7 @@ def _text_alone(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch
 
 _LAGUNA = Specimen(
     name="Laguna",
-    covers=("positions", "shards", "functions"),
+    covers=("shards", "functions"),
     settings={
         "rope_parameters": {
             "full_attention": {**_YARN, "partial_rotary_factor": 0.5},
@@ -176,7 +176,7 @@ _LAGUNA = Specimen(
 _STEP = Specimen(
     name="Step3p7Text",
     multimodal="Step3p7",
-    covers=("positions", "shards", "experts"),
+    covers=("shards", "experts"),
     settings={
         "rope_parameters": {
             "full_attention": {**LLAMA3_ROPE, "partial_rotary_factor": 0.5},

@@ -196,7 +196,7 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
     ),
     "deepseek-v3": Specimen(
         name="DeepseekV3",
-        covers=("positions", "cache", "shards", "experts", "functions"),
+        covers=("shards", "experts", "functions"),
         settings={
             **LATENTS,
             **EXPERTS,
@@ -340,7 +340,6 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
     ),
     "glm-5": Specimen(
         name="GlmMoeDsa",
-        covers=("positions",),
         settings={
             **LATENTS,
             **EXPERTS,

@@ -223,6 +223,7 @@ def test_prefix_hits_and_resumed_requests_keep_the_drafts(
     check_same(drafts, undisturbed, least=20)
 
 
+@pytest.mark.long  # their drafts are compared with the formulae, and other heads do the same
 def test_heads_with_latents_keep_tokens_and_drafts(
     latent_folders: tuple[Path, Path], drafts: Drafts
 ) -> None:

@@ -61,7 +61,7 @@ def payload(request_id: str) -> bytes:
     [
         (1, "the step of rank 0"),
         pytest.param(1, "rank 0", marks=pytest.mark.long),
-        (2, "rank 1"),
+        pytest.param(2, "rank 1", marks=pytest.mark.long),
     ],
 )
 async def test_a_stopped_process_is_killed(

@@ -72,7 +72,20 @@ OF_OTHERS: dict[str, Any] = {
 SPECIMEN_OF = {specimen.served_architecture: name for name, specimen in SPECIMENS.items()}
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+def _has_other_layers(architecture: str) -> bool:
+    """Whether `make test` runs the family: its test checkpoint stands for a kind of layer or cache,
+    or it has none."""
+    name = SPECIMEN_OF.get(architecture)
+    return name is None or bool(SPECIMENS[name].covers)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(name, marks=() if _has_other_layers(name) else pytest.mark.long)
+        for name in FAMILIES
+    ],
+)
 def test_every_family_runs_on_random_weights(architecture: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     # The language model of a multimodal model stands for a family without another checkpoint here.

@@ -105,7 +105,7 @@ def test_two_ranks(checkpoint: Checkpoint) -> None:
 
 
 def check_two_ranks(checkpoint: Checkpoint, **options: object) -> None:
-    prompts = make_prompts()
+    prompts = make_prompts(LENGTHS if IS_LONG else LENGTHS[1::2])
 
     def work(group: TensorParallelGroup) -> list[list[int]]:
         runner = make_runner(str(checkpoint.folder), group, tensor_parallel_size=2, **options)

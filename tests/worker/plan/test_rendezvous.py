@@ -3,7 +3,6 @@ processes."""
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import worker.llm
-from tests.support.engines.forked_rank import forking_ranks
+from tests.support.engines.forked_rank import RANK_FORKER, forking_ranks
 from worker.config import EngineConfig
 from worker.core.executor import Executor
 from worker.core.executor_factory import create_executor
@@ -89,9 +88,7 @@ def start_elsewhere(rank: int, config: EngineConfig, directory: str) -> threadin
     """Runs a rank as if on another node, which only knows the rendezvous."""
     rendezvous = published(directory)
     assert rendezvous is not None
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=run_rank, args=(rank, config, "", rendezvous), daemon=True)
-    process.start()
+    process = RANK_FORKER.start(run_rank, rank, config, "", rendezvous)
     thread = threading.Thread(target=process.join)
     thread.start()
     return thread

@@ -41,7 +41,7 @@ def others() -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.long), 0.8])
 def test_batch_invariance_is_bitwise(invariant: ModelRunner, temperature: float) -> None:
     def request(slot: int = 3, arrival: int = 0) -> Request:
         return Request(

@@ -165,10 +165,11 @@ def difference(folder: Path, prompt: list[int], mask: int, expected: torch.Tenso
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(SDAR_MOE, id="sdar_moe", marks=pytest.mark.long),
+        pytest.param(SDAR_MOE, id="sdar_moe"),
         pytest.param(LLADA2, id="llada2_moe"),
     ],
 )
+@pytest.mark.long  # test_block_engine.py has the same without experts
 def test_chunks_and_scarce_pages(config: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = write_moe(config, tmp_path)
     prompts = [list(range(5 + start, 45 + start)) for start in range(4)]
@@ -210,6 +211,7 @@ def test_experts_of_a_block(tmp_path: Path) -> None:
         assert difference(tmp_path / str(capacity), prompts[1], MASK, logits) > FOUND
 
 
+@pytest.mark.long  # test_block_engine.py has two algorithms
 def test_one_request_is_the_same_first_out_and_synchronous(tmp_path: Path) -> None:
     """Of every algorithm."""
     checkpoint = write_moe(LLADA2_2, tmp_path)

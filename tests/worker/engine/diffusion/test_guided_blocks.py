@@ -91,7 +91,7 @@ def test_every_output_conforms(alone: list[Outcome], tokenizer: Tokenizer) -> No
     [
         {"max_num_seqs": 6, "dllm_fdfo": False},
         {"max_num_seqs": 6, "kv_cache_tokens": 128},
-        {"max_num_seqs": 6, "tensor_parallel_size": 2},
+        pytest.param({"max_num_seqs": 6, "tensor_parallel_size": 2}, marks=pytest.mark.long),
         *(
             pytest.param({"max_num_seqs": 6, **options}, marks=pytest.mark.long)
             for options in (

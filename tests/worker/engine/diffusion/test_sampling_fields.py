@@ -107,7 +107,10 @@ def test_values_of_all_fields() -> None:
     assert set(DIFFUSION) == {*DiffusionParams.__struct_fields__}
 
 
-@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.long if name == "LLaDA 2.2" else ()) for name in WRITERS],
+)
 def test_served_or_rejected_with_a_remedy(family: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     WRITERS[family](tmp_path)
