@@ -18,7 +18,8 @@ from tests.support.engines.engine_driver import Engine
 from tests.support.engines.exactness import make_prompts
 from worker.protocol.sampling import SamplingParams
 
-NUM_PROMPTS = 9
+PROMPTS = [[number, *prompt[1:300]] for number, prompt in enumerate(make_prompts(9))]
+"""Prompts, a third of them for each adapter and for none: the first token selects it."""
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SETTINGS: dict[str, dict[str, Any]] = {
     "chunks": {
@@ -56,12 +57,11 @@ def expected(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> l
         merged.append(merge_adapter(base, adapter, folder))
     tokens: dict[int, list[int]] = {}
     for number, folder in enumerate(merged):
-        mine = [i for i, p in enumerate(make_prompts(NUM_PROMPTS)) if adapter_of(p, 2) == number]
-        assert mine, "each adapter has prompts"
+        mine = [index for index, prompt in enumerate(PROMPTS) if adapter_of(prompt, 2) == number]
         with Engine(str(folder)) as engine:
-            outcomes = engine.outcomes([make_prompts(NUM_PROMPTS)[i] for i in mine], PARAMS)
+            outcomes = engine.outcomes([PROMPTS[index] for index in mine], PARAMS)
         tokens |= zip(mine, (outcome.token_ids for outcome in outcomes), strict=True)
-    return [tokens[index] for index in range(NUM_PROMPTS)]
+    return [tokens[index] for index in range(len(PROMPTS))]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_tokens_equal_those_of_merged_weights(
         options["speculative_model"] = str(folders[0])
     with engine_with(folders[1:])(str(folders[0]), **options) as engine:
         for _ in range(2):  # then cached
-            outcomes = engine.outcomes(make_prompts(NUM_PROMPTS), PARAMS)
+            outcomes = engine.outcomes(PROMPTS, PARAMS)
             assert [outcome.token_ids for outcome in outcomes] == expected
 
 
