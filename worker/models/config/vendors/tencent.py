@@ -8,7 +8,16 @@ from worker.models.config.family import FamilyConfig
 from worker.models.config.latent_family import LatentFamilyConfig
 from worker.models.config.moe_config import MoeConfig, listed_dense_layers
 from worker.models.config.mtp_config import MtpConfig
-from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, RawConfig, Yes, words
+from worker.models.config.schema import (
+    ROUTER_KEYS,
+    Count,
+    Index,
+    Number,
+    One,
+    RawConfig,
+    Yes,
+    words,
+)
 
 
 class HunYuanDenseV1Config(FamilyConfig):
@@ -70,7 +79,18 @@ class HunYuanMoEV1Config(HunYuanDenseV1Config):
     architecture = "HunYuanMoEV1ForCausalLM"
     model_types = ("hunyuan_v1_moe", "hunyuan")
     implementation = "hunyuan_moe:HunYuanMoEV1ForCausalLM"
-    harmless = HunYuanDenseV1Config.harmless | ROUTER_KEYS | words("num_experts_per_tok")
+    harmless = (
+        HunYuanDenseV1Config.harmless
+        | ROUTER_KEYS
+        | words(
+            """
+            num_experts_per_tok anyres_pooling_size image_token_id num_media_embeds video_start_id
+            video_end_id vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_token
+            """
+        )
+    )
+    """Also parameters of an image encoder, which `vit_type` and `vit_path` would select: both are
+    null, since the model reads text only."""
     aliases = (("num_local_experts", "num_experts"),)
     top_k_key = "moe_topk"
 
@@ -79,6 +99,7 @@ class HunYuanMoEV1Config(HunYuanDenseV1Config):
     moe_intermediate_size: Index | None = None
     num_shared_expert: Literal[1] = 1
     norm_topk_prob: Yes = True
+    routed_scaling_factor: One = 1
     use_mixed_mlp_moe: Yes = True
 
     @classmethod
