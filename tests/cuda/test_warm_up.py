@@ -65,8 +65,8 @@ LAYERS = {
     "Qwen/Qwen1.5-MoE-A2.7B": 2,
     STATES: 3,
     "Qwen/Qwen3-30B-A3B-FP8": 2,
-    "Qwen/Qwen3-8B-AWQ": 1,
-    "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8": 2,
+    "TheBloke/Llama-2-7B-AWQ": 1,
+    "Qwen/Qwen3-32B-FP8-Static-PerTensor": 2,
 }
 """Numbers of layers that include each kind of layer before the last one, which only computes tokens
 whose logits are needed."""
@@ -139,7 +139,7 @@ ON_RANKS: dict[str, dict[str, Any]] = {
     "google/gemma-3-1b-it": RANKS,
     "Qwen/Qwen1.5-MoE-A2.7B": WHOLE_EXPERTS,
     "Qwen/Qwen3-30B-A3B-FP8": RANKS,
-    "Qwen/Qwen3-8B-AWQ": RANKS,
+    "TheBloke/Llama-2-7B-AWQ": RANKS,
 }
 
 

@@ -119,9 +119,10 @@ def other_values(value: Any) -> list[Any]:
 IGNORED = {
     "bookkeeping": "_name_or_path _num_mtp_layers transformers_version internal_version "
     "auto_map is_llama_config transformers.js_config _attn_implementation_autoset "
-    "_attn_implementation attn_implementation _from_model_config id2label label2id "
-    "tokenizer_class onnx_safe max_tokenizer_truncation architectures finetuning_task model_name "
-    "prefix problem_type task_specific_params unsloth_version",
+    "_attn_implementation attn_implementation _from_model_config _sliding_window_pattern "
+    "custom_pipelines id2label label2id tokenizer_class onnx_safe max_tokenizer_truncation "
+    "architectures finetuning_task model_name prefix problem_type task_specific_params "
+    "unsloth_version",
     "generation, as transformers 4 wrote it": "bad_words_ids begin_suppress_tokens "
     "decoder_start_token_id diversity_penalty do_sample early_stopping "
     "encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id "
@@ -129,10 +130,9 @@ IGNORED = {
     "num_return_sequences output_scores remove_invalid_values repetition_penalty "
     "return_dict_in_generate suppress_tokens temperature top_k top_p typical_p",
     "how weights were quantized": "producer quantization_status observer observer_kwargs "
-    "batch_size cache_block_outputs damp_percent dataset max_input_length model_file_base_name "
-    "model_name_or_path model_seqlen module_name_preceding_first_block block_name_to_quantize "
-    "static_groups sym tokenizer true_sequential global_compression_ratio version scale_dtype "
-    "zp_dtype",
+    "batch_size cache_block_outputs damp_percent dataset max_input_length model_seqlen "
+    "module_name_preceding_first_block block_name_to_quantize sym tokenizer true_sequential "
+    "global_compression_ratio version scale_dtype zp_dtype",
     "how quantized weights are run": "exllama_config use_exllama use_cuda_fp16 input_activations "
     "kv_cache_scheme",
     "formats that quant_algo or format name": "format config_groups group_0 weights type num_bits "
@@ -160,6 +160,7 @@ IGNORED = {
     "while a model has no experts": "intermediate_size num_experts_per_tok",
     "of Mamba without a norm, or whose size is given": "mamba_norm_before_gate mamba_expand",
     "beside rope_parameters": "partial_rotary_factor",
+    "beside rms_norm_eps": "layer_norm_eps",
     "layers that predict further tokens": "num_nextn_predict_layers use_mtp num_mtp_modules "
     "mtp_transformer_layers mtp_loss_scaling_factor mtp_share_layers mtp_num_hidden_layers "
     "mtp_use_dedicated_embeddings",
