@@ -36,11 +36,13 @@ SINKS = "openai/gpt-oss-20b"
 STATES = "Qwen/Qwen3-Next-80B-A3B-Instruct"
 SELECTED = "zai-org/GLM-5"
 """Has sparse attention."""
+AWQ = "TheBloke/Llama-2-7B-AWQ"
 CHANGED: dict[str, dict[str, Any]] = {
     STATES: {"full_attention_interval": 2},
     SELECTED: {"index_topk": 64, "indexer_types": ["full", "full", "full", "shared"]},
+    AWQ: {"max_position_embeddings": 8192},
 }
-"""Changes so that few layers include both kinds, and many queries select tokens."""
+"""Changes so that few layers include both kinds, many queries select tokens, and prompts fit."""
 SMALL_STEPS = {"max_num_batched_tokens": 128}
 RANKS = {"tensor_parallel_size": 2}
 WHOLE_EXPERTS = {**RANKS, "enable_expert_parallel": True}
@@ -65,8 +67,8 @@ LAYERS = {
     "Qwen/Qwen1.5-MoE-A2.7B": 2,
     STATES: 3,
     "Qwen/Qwen3-30B-A3B-FP8": 2,
-    "Qwen/Qwen3-8B-AWQ": 1,
-    "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8": 2,
+    AWQ: 2,
+    "Qwen/Qwen3-32B-FP8-Static-PerTensor": 2,
 }
 """Numbers of layers that include each kind of layer before the last one, which only computes tokens
 whose logits are needed."""
@@ -139,7 +141,7 @@ ON_RANKS: dict[str, dict[str, Any]] = {
     "google/gemma-3-1b-it": RANKS,
     "Qwen/Qwen1.5-MoE-A2.7B": WHOLE_EXPERTS,
     "Qwen/Qwen3-30B-A3B-FP8": RANKS,
-    "Qwen/Qwen3-8B-AWQ": RANKS,
+    AWQ: RANKS,
 }
 
 

@@ -29,6 +29,8 @@ VERDICTS = FOLDER / "verdicts" / "verdicts.json"
 README = ROOT / "README.md"
 SUMMARY = re.compile(r"Of the \d+ configurations of released models in the tests, \d+ \(\d+ %\)")
 """The acceptance rate in the README, on one line."""
+OWN = ("unverified", "made")
+"""Values of `_source` without a public source."""
 _RELEASE = re.compile(r"(\S+/\S+)( \([^)]*\))?")
 
 
@@ -105,9 +107,13 @@ def accepted_model(architecture: str) -> str:
 
 def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
     """The README's statement of the acceptance rate."""
+    return f"Of the {len(found)} configurations of released models in the tests, {_rate(found)}"
+
+
+def _rate(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Number and percentage of accepted configurations."""
     accepted = sum("accepted" in text for text in found.values())
-    rate = f"{accepted} ({100 * accepted / len(found):.0f} %)"
-    return f"Of the {len(found)} configurations of released models in the tests, {rate}"
+    return f"{accepted} ({100 * accepted / len(found):.0f} %)"
 
 
 def _load_family(path: Path) -> Iterator[RealConfig]:
@@ -186,6 +192,8 @@ def main() -> None:
     for (source, word), count in sorted(counts.items()):
         print(f"{source:12} {word:8} {count:4}")
     print(summary(found))
+    sourced = {real.name: found[real.name] for real in load_corpus() if real.source not in OWN}
+    print(f"Of the {len(sourced)} from public sources, {_rate(sourced)}")
 
 
 if __name__ == "__main__":

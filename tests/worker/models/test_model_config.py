@@ -339,6 +339,7 @@ def test_neutral_values_pass(folder: Path) -> None:
 
 def test_eos_token_ids(folder: Path) -> None:
     assert load(folder).eos_token_ids == (2,)
+    assert load(folder, eos_token_id=None).eos_token_ids == ()
     assert load(folder, eos_token_id=[3, 4]).eos_token_ids == (3, 4)
     (folder / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
     assert load(folder, eos_token_id=3).eos_token_ids == (3, 5, 6)

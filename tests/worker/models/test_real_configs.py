@@ -85,9 +85,11 @@ def test_changed_configurations_are_no_releases(name: str, release: str | None) 
 
 def places(config: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Paths of the keys of config.json, of its text_config and of its quantization_config, down to
-    the description of the weights; and their values."""
+    the description of the weights; and their values. Keys that text_config repeats are only read
+    there."""
     for key, value in config.items():
-        yield (key,), value
+        if key not in config.get("text_config", ()):
+            yield (key,), value
         if isinstance(value, dict) and key in ("text_config", *FORMATS):
             if key == "text_config" and FORMATS[0] in config:
                 value = {name: value[name] for name in value if name != FORMATS[0]}
@@ -120,9 +122,10 @@ def other_values(value: Any) -> list[Any]:
 IGNORED = {
     "bookkeeping": "_name_or_path _num_mtp_layers transformers_version internal_version "
     "auto_map is_llama_config transformers.js_config _attn_implementation_autoset "
-    "_attn_implementation attn_implementation _from_model_config id2label label2id "
-    "tokenizer_class onnx_safe max_tokenizer_truncation architectures finetuning_task model_name "
-    "prefix problem_type task_specific_params unsloth_version",
+    "_attn_implementation attn_implementation _from_model_config _sliding_window_pattern "
+    "custom_pipelines id2label label2id tokenizer_class onnx_safe max_tokenizer_truncation "
+    "architectures finetuning_task model_name prefix problem_type task_specific_params "
+    "unsloth_version",
     "generation, as transformers 4 wrote it": "bad_words_ids begin_suppress_tokens "
     "decoder_start_token_id diversity_penalty do_sample early_stopping "
     "encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id "
@@ -130,10 +133,9 @@ IGNORED = {
     "num_return_sequences output_scores remove_invalid_values repetition_penalty "
     "return_dict_in_generate suppress_tokens temperature top_k top_p typical_p",
     "how weights were quantized": "producer quantization_status observer observer_kwargs "
-    "batch_size cache_block_outputs damp_percent dataset max_input_length model_file_base_name "
-    "model_name_or_path model_seqlen module_name_preceding_first_block block_name_to_quantize "
-    "static_groups sym tokenizer true_sequential global_compression_ratio version scale_dtype "
-    "zp_dtype",
+    "batch_size cache_block_outputs damp_percent dataset max_input_length model_seqlen "
+    "module_name_preceding_first_block block_name_to_quantize sym tokenizer true_sequential "
+    "global_compression_ratio version scale_dtype zp_dtype",
     "how quantized weights are run": "exllama_config use_exllama use_cuda_fp16 input_activations "
     "kv_cache_scheme",
     "formats that quant_algo or format name": "format config_groups group_0 weights type num_bits "
@@ -153,14 +155,18 @@ IGNORED = {
     "eoi_token_id language_model_only use_image_newline_parameter video_start_token_id "
     "video_end_token_id video_placeholder projector_bias understand_projector_stride "
     "downsample_ratio image_seq_length img_token_compression_config perceiver_config "
-    "pixel_shuffle_factor process_image_mode projector_hidden_size scale_factor video_token_index",
+    "pixel_shuffle_factor process_image_mode projector_hidden_size scale_factor video_token_index "
+    "do_image_splitting encoder_patch_size max_image_tokens max_pixels_tolerance max_tiles "
+    "min_image_tokens min_tiles projector_use_layernorm tile_size use_image_special_tokens "
+    "use_thumbnail",
     "of sound": "audio_token_id audio_config boa_token_id eoa_token_id eoa_token_index "
     "audio_soft_tokens_per_image",
-    "where the text says it itself": "tie_word_embeddings dtype torch_dtype vocab_size",
+    "where the text says it itself": "dtype torch_dtype",
     "while layers are listed": "full_attention_interval index_skip_topk_offset index_topk_freq",
     "while a model has no experts": "intermediate_size num_experts_per_tok",
     "of Mamba without a norm, or whose size is given": "mamba_norm_before_gate mamba_expand",
     "beside rope_parameters": "partial_rotary_factor",
+    "beside rms_norm_eps": "layer_norm_eps",
     "layers that predict further tokens": "num_nextn_predict_layers use_mtp num_mtp_modules "
     "mtp_transformer_layers mtp_loss_scaling_factor mtp_share_layers mtp_num_hidden_layers "
     "mtp_use_dedicated_embeddings",

@@ -480,7 +480,7 @@ def _length_limit(
 
 def _eos_token_ids(raw: RawConfig, family: FamilyConfig, folder: Path) -> tuple[int, ...]:
     """EOS tokens from config.json, its text_config and generation_config.json combined, as in vLLM;
-    the family's default if there are none."""
+    the family's default if no file has the key, since null overrides it in transformers."""
     path = folder / "generation_config.json"
     text = raw.get("text_config")
     sources = [
@@ -488,8 +488,9 @@ def _eos_token_ids(raw: RawConfig, family: FamilyConfig, folder: Path) -> tuple[
         text if isinstance(text, dict) else {},
         read_json(path) if path.is_file() else {},
     ]
-    named = chain.from_iterable(map(eos_token_ids, sources))
-    return tuple(dict.fromkeys(named)) or eos_token_ids(_keys(family))
+    if any("eos_token_id" in source for source in sources):
+        return tuple(dict.fromkeys(chain.from_iterable(map(eos_token_ids, sources))))
+    return eos_token_ids(_keys(family))
 
 
 def _quantization(family: FamilyConfig, folder: Path) -> QuantizationConfig | None:

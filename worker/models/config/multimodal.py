@@ -72,7 +72,8 @@ class MultimodalConfig:
         """The text model's config.json; raises ValueError if text_config is malformed, or the
         family is not supported."""
         if self.text_type and "text_config" not in raw:
-            raw = {"model_type": self.model_type, "text_config": {}, **raw}
+            nested = {"model_type": self.text_type}
+            raw = {"model_type": self.model_type, "text_config": nested, **raw}
         text = raw.get("text_config")
         if not isinstance(text, dict):
             raise ValueError(
@@ -85,7 +86,7 @@ class MultimodalConfig:
                 f"{self.model_type}: fix it"
             )
         named = architectures(text)[:1] if "model_type" not in text else []
-        kind = str(text.get("model_type") or self.text_type or "".join(map(str, named)))
+        kind = str(text.get("model_type") or "".join(map(str, named)))
         if kind not in self.texts:
             raise ValueError(
                 f"text_config.model_type {short(kind)} in config.json is not supported "

@@ -42,7 +42,7 @@ HARMLESS = words(
     initializer_range pretraining_tp use_flash_attn gradient_checkpointing unsloth_fixed
     unsloth_version model_name pruned_heads tf_legacy_loss use_bfloat16 max_window_layers
     max_sequence_length internal_version is_llama_config transformers.js_config
-    cache_implementation attn_implementation
+    cache_implementation attn_implementation custom_pipelines
     max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
     temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
     encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores

@@ -7,7 +7,7 @@ from typing import Any
 from worker.models.config.family import FamilyConfig
 from worker.models.config.latent_family import LatentFamilyConfig
 from worker.models.config.moe_config import MoeConfig
-from worker.models.config.schema import Count, Index, No, Number
+from worker.models.config.schema import Count, Index, No, Number, words
 
 
 class MiniCPMConfig(FamilyConfig):
@@ -16,6 +16,8 @@ class MiniCPMConfig(FamilyConfig):
     architecture = "MiniCPMForCausalLM"
     model_types = ("minicpm",)
     implementation = "granite:MiniCPMForCausalLM"
+    harmless = words("mup_denominator")
+    """Scales the residual stream of MiniCPM4's EAGLE head, instead of the number of layers."""
 
     max_position_embeddings: Count = 2048
     tie_word_embeddings: bool = True

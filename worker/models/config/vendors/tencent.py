@@ -13,6 +13,7 @@ from worker.models.config.schema import (
     Count,
     Index,
     Number,
+    One,
     RawConfig,
     Yes,
     short,
@@ -79,7 +80,18 @@ class HunYuanMoEV1Config(HunYuanDenseV1Config):
     architecture = "HunYuanMoEV1ForCausalLM"
     model_types = ("hunyuan_v1_moe", "hunyuan")
     implementation = "hunyuan_moe:HunYuanMoEV1ForCausalLM"
-    harmless = HunYuanDenseV1Config.harmless | ROUTER_KEYS | words("num_experts_per_tok")
+    harmless = (
+        HunYuanDenseV1Config.harmless
+        | ROUTER_KEYS
+        | words(
+            """
+            num_experts_per_tok anyres_pooling_size image_token_id num_media_embeds video_start_id
+            video_end_id vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_token
+            """
+        )
+    )
+    """Also parameters of an image encoder, which `vit_type` and `vit_path` would select: both are
+    null, since the model reads text only."""
     aliases = (("num_local_experts", "num_experts"),)
     top_k_key = "moe_topk"
 
@@ -88,6 +100,7 @@ class HunYuanMoEV1Config(HunYuanDenseV1Config):
     moe_intermediate_size: Index | None = None
     num_shared_expert: Literal[1] = 1
     norm_topk_prob: Yes = True
+    routed_scaling_factor: One = 1
     use_mixed_mlp_moe: Yes = True
 
     @classmethod

@@ -16,6 +16,7 @@ class FalconConfig(FamilyConfig):
     model_types = ("falcon",)
     implementation = "falcon:FalconForCausalLM"
     harmless = words("num_kv_heads apply_residual_connection_post_layernorm")
+    aliases = (("n_head", "num_attention_heads"), ("n_layer", "num_hidden_layers"))
 
     max_position_embeddings: Count = 2048
     layer_norm_epsilon: Number = 1e-5

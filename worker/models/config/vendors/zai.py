@@ -200,6 +200,7 @@ MULTIMODAL = (
         keys=_VISION_KEYS,
         tensors=_VISION,
         defaults=_DENSE_DEFAULTS,
+        text_type="glm4v_text",
     ),
     MultimodalConfig(
         architectures=("Glm46VForConditionalGeneration",),
