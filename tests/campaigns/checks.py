@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from cluster.bench.client import Record
+from cluster.bench.command import run_measurement
 from cluster.bench.report import Check, Result, emit
 from cluster.cli.options import add_options, given_options
 from cluster.cli.parser import CommandParser
@@ -42,6 +43,37 @@ def check_main(
     result = run(given)
     emit(result, as_json=args.json, title=name.rpartition(".")[2].replace("_", " "))
     return 0 if all(check["holds"] for check in result["checks"]) else 1
+
+
+def run_with_part_apart(
+    run: Callable[[Any], Result], options: Any, part: str, flags: Sequence[str]
+) -> Result:
+    """Runs the parts of a check, one of them in a process of its own: it needs a second fleet, but
+    a process can prepare only one.
+
+    Args:
+        run: runs the parts in `options.parts`.
+        options: options of the check, a dataclass.
+        part: the part that needs its own process if others are selected as well.
+        flags: module of the check, and its flags for this part.
+    """
+    others = tuple(one for one in options.parts if one != part)
+    if others in ((), options.parts):
+        return run(options)
+    result = run(replace(options, parts=others))
+    apart = run_measurement(
+        [sys.executable, "-m", *flags, "--json", "--parts", part], f"the part {part}"
+    )
+    return result | {
+        key: _merged(result[key], value) if key in result else value for key, value in apart.items()
+    }
+
+
+def _merged(mine: Any, other: Any) -> Any:
+    """Both values of a key of two results, if they can be merged; otherwise the first."""
+    if isinstance(mine, dict) and isinstance(other, dict):
+        return mine | other
+    return mine + other if isinstance(mine, list) else mine
 
 
 def serve_config(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.campaigns import checks
 from tests.campaigns.conformance.cases import Endpoint, Outcome, try_cases
 from tests.campaigns.conformance.document import Report, report_of
 from tests.campaigns.conformance.main import ConformanceOptions, judge
@@ -156,3 +159,29 @@ def test_messages_are_gathered() -> None:
 def test_parts_are_checked() -> None:
     with pytest.raises(ValueError, match="--parts"):
         ConformanceOptions(parts=("everything",))
+
+
+def test_vectors_run_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[Sequence[str]] = []
+
+    def measurement(command: Sequence[str], name: str) -> dict[str, Any]:
+        commands.append(command)
+        return {"passed": {"cohere": 2}, "faults": ["late"], "document": None, "checks": [2]}
+
+    def run(options: ConformanceOptions) -> dict[str, Any]:
+        assert options.parts in (("twins", "document"), ("vectors",), ("twins",))
+        return {"passed": {"twins": 1}, "faults": [], "document": {"cases": 3}, "checks": [1]}
+
+    monkeypatch.setattr(checks, "run_measurement", measurement)
+    options = ConformanceOptions(parts=("twins", "document", "vectors"))
+    assert checks.run_with_part_apart(run, options, "vectors", ["a.module", "--clients", "b"]) == {
+        "passed": {"twins": 1, "cohere": 2},
+        "faults": ["late"],
+        "document": {"cases": 3},
+        "checks": [1, 2],
+    }
+    flags = ["-m", "a.module", "--clients", "b", "--json", "--parts", "vectors"]
+    assert [list(command[1:]) for command in commands] == [flags]
+    for parts in (("vectors",), ("twins",)):
+        checks.run_with_part_apart(run, replace(options, parts=parts), "vectors", ["a.module"])
+    assert len(commands) == 1

@@ -15,15 +15,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.bench.command import run_measurement
 from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
 from cluster.launch import LocalFleet
 from tests.campaigns.agents.model import model_with_tools
-from tests.campaigns.checks import check_main, serve_config
+from tests.campaigns.checks import check_main, run_with_part_apart, serve_config
 from tests.campaigns.conformance.cases import Endpoint, Outcome, outcomes_of, try_cases
 from tests.campaigns.conformance.document import UNCHECKED, Report, try_document
 from tests.campaigns.conformance.twins import try_twins
@@ -67,25 +66,9 @@ class ConformanceOptions:
 
 def run_conformance(options: ConformanceOptions) -> Result:
     """Runs all parts, each against a fleet with one worker."""
-    others = tuple(part for part in options.parts if part != VECTORS)
-    if others in ((), options.parts):
-        return _run_on_one_fleet(options)
-    tried = _run_on_one_fleet(replace(options, parts=others))
-    # Vectors need a fleet with --task embed, but a process can only prepare one fleet.
-    command = [sys.executable, "-m", f"{_PROGRAMS}.main", "--json", "--parts", VECTORS]
-    command += [
-        "--clients",
-        options.clients,
-        *(["--model", options.model] if options.model else []),
-    ]
-    vectors = run_measurement(command, VECTORS)
-    return {
-        **tried,
-        "passed": tried["passed"] | vectors["passed"],
-        "skipped": tried["skipped"] | vectors["skipped"],
-        "faults": tried["faults"] + vectors["faults"],
-        "checks": tried["checks"] + vectors["checks"],
-    }
+    flags = [f"{_PROGRAMS}.main", "--clients", options.clients]
+    flags += ["--model", options.model] if options.model else []
+    return run_with_part_apart(_run_on_one_fleet, options, VECTORS, flags)
 
 
 def _run_on_one_fleet(options: ConformanceOptions) -> Result:

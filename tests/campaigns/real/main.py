@@ -23,7 +23,7 @@ import jsonschema
 
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.launch import LocalFleet
-from tests.campaigns.checks import check_main, serve_config
+from tests.campaigns.checks import check_main, run_with_part_apart, serve_config
 from tests.campaigns.real.embeddings import check_embeddings
 from tests.campaigns.real.prompts import chats_of, completions, encode_chat, make_prompts
 from tests.campaigns.real.reference import Difference, Reference, perplexity
@@ -35,9 +35,10 @@ from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams
 from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
+EMBEDDINGS = "embeddings"
 PARTS = (
     *("tokens", "drafts", "batch_invariant", "tensor_parallel", "schemas", "fleet", "perplexity"),
-    "embeddings",
+    EMBEDDINGS,
 )
 _MODEL = "smollm2"
 _PARALLEL_EVERY = 4
@@ -284,7 +285,9 @@ def judge(part: str, differences: Sequence[Difference], figures: dict[str, Any])
 
 def run_real_model(options: RealModelOptions) -> Result:
     """Runs all parts in sequence."""
-    return RealModelRun(options).run()
+    flags = ["tests.campaigns.real.main", "--model", options.model]
+    flags += ["--embedding-model", options.embedding_model]
+    return run_with_part_apart(lambda own: RealModelRun(own).run(), options, EMBEDDINGS, flags)
 
 
 def _is_date(value: object) -> bool:
