@@ -103,5 +103,5 @@ class AdmissionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.convert({**asdict(options), **self.given}, analyzed(AdmissionOptions))
 
     def then(self, later: AdmissionChange) -> AdmissionChange:
-        """Merges a later change into this one."""
+        """This change merged with a later one, whose values take precedence."""
         return AdmissionChange({**self.given, **later.given})

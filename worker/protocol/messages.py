@@ -277,7 +277,7 @@ class TokenDelta(msgspec.Struct, array_like=True):
     the text, not an EOS or stop token."""
     rejection: Rejection | None = None
     """Response to the client if the request ends with an error that is not the worker's fault, that
-    is, if the queue is full of more urgent requests, or its parameters are contradictory."""
+    is, if the queue is full of more urgent requests, or the parameters are contradictory."""
     num_rounds: int = 0
     """Block diffusion: number of forward passes so far that decoded positions of the request's
     blocks."""
