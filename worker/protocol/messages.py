@@ -203,7 +203,7 @@ class Rejection(msgspec.Struct, kw_only=True):
     """HTTP status for the client: 400 if the request can never be served, 429 if the queue is full,
     503 if the worker is temporarily unavailable."""
     retry_after_s: int = 0
-    """Seconds after which there should be room again (429)."""
+    """Estimated seconds until the queue has room (429)."""
     param: str = ""
     """Invalid field (400): a field of SamplingParams, or `prompt`; empty if there is none."""
     is_final: bool = False

@@ -121,8 +121,8 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def reuses_prefixes(self) -> bool:
-        """Whether cached prefixes save work. Otherwise, pooling needs the hidden states of all
-        tokens, which are not cached."""
+        """Whether cached prefixes save work: not if pooling needs the hidden states of all tokens,
+        which are not cached."""
         return self.pooling_type == "last" and not self.is_bidirectional
 
     @property

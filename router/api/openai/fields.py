@@ -231,7 +231,7 @@ def _ignore_hints(value: Any, ignored: Ignored | None) -> None:
     """Counts hints (retain, release, demote, prefetch, ...), which are not applied.
 
     Clients such as Claude Code set retention on all requests, so it does not indicate which blocks
-    to keep. In simulations of agents, the session gate and the host tier had a larger effect.
+    to keep.
     """
     try:
         hints = msgspec.convert(value, analyzed(_KvHints))
