@@ -35,7 +35,8 @@ class PoolingOptions:
     embed for sentence-transformers checkpoints, classify for *ForSequenceClassification, otherwise
     generate."""
     runner: Runner = "auto"
-    """Alternative to --task, as in vLLM: generate, or pooling for the task of --convert."""
+    """Alternative to --task, as in vLLM: generate to generate text, or pooling for the task that
+    --convert selects."""
     convert: Convert = "auto"
     """Task of --runner pooling, as in vLLM: embed or classify; auto selects the one that suits the
     checkpoint."""
