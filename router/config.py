@@ -82,8 +82,8 @@ class RoutingConfig:
     """Logs of all routing decisions; None if they are disabled."""
 
     max_session_wait_s: float = field(default=0.0, metadata=_RARE)
-    """Maximum seconds that a request of an agent session waits while the contexts of live sessions
-    fill the KV caches, such as 600. 0 disables the wait; see `fleet/session_gate.py`."""
+    """Maximum seconds that a new or paused agent session waits while the contexts of live sessions
+    fill the KV caches, such as 600. 0 disables waiting."""
     max_request_attempts: int = field(default=3, metadata=_RARE)
     """Worker failures a request may be involved in without producing a token before it is failed as
     their probable cause; until then it is resumed on another worker. 1 disables retries."""
@@ -112,7 +112,7 @@ class ChatConfig:
     template itself."""
     generation_config: str = "auto"
     """Source of the default sampling parameters: auto for the model's generation_config.json, vllm
-    for none, otherwise a folder or Hub repository with that file."""
+    for vLLM's defaults, otherwise a folder or Hub repository with that file."""
     tool_call_parser: str = ""
     """Parser for the model's tool calls: hermes, qwen3_coder, glm45, kimi_k2, minimax_m2, mistral,
     llama3_json, harmony (the error for an unknown name lists all), or none to leave calls in the

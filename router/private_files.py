@@ -79,7 +79,8 @@ class RotatedFile:
 
 
 def _remove_left_files(folder: Path, pattern: str, max_bytes: int) -> None:
-    """Removes the oldest files of exited processes until the rest has at most `max_bytes`.
+    """Removes the oldest files of exited processes until the remaining ones have at most
+    `max_bytes`.
 
     A process's files, NAME.SUFFIX and NAME.1.SUFFIX, are removed together.
     """

@@ -3,9 +3,10 @@
     gateway ──SubmitBatch (one call in flight)──> worker
     gateway <──WorkerItem (one per step)───────── worker
 
-The stream is ordered and reliable, so the gateway's view of the worker is at most 0.2 s old. The
-worker counts as failed if item numbers have a gap, heartbeats time out or the stream breaks; the
-channel then reconnects until the worker is removed from the set of workers.
+The stream is ordered and reliable, and has an item at least every 0.2 s, which bounds the age of
+the gateway's view of the worker. The worker counts as failed if item numbers have a gap, heartbeats
+time out or the stream breaks; the channel then reconnects until the worker is removed from the set
+of workers.
 """
 
 from __future__ import annotations

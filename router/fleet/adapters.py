@@ -18,9 +18,9 @@ def adapter_load_s(
     """Seconds until each worker has an adapter on the device, one per row of the WorkerTable.
 
     0 if the adapter is on the device, or is being loaded for an earlier request of this gateway.
-    Otherwise, the time until the worker has read it, including the adapters that it must read
-    first. An adapter in host memory takes a fraction of the time of one read. Workers that have not
-    read any adapter yet are assumed to take the mean time of the other workers.
+    Otherwise, the time to load it from disk, after the adapters that the worker must load first. An
+    adapter in host memory takes a fraction of the time of one load from disk. Workers that have not
+    loaded any adapter yet are assumed to take the mean time of the other workers.
     """
     seconds = np.zeros(num_rows)
     unmeasured: list[int] = []
@@ -46,7 +46,7 @@ def adapter_load_s(
 
 
 def _num_coming(worker: WorkerState, now: float) -> int:
-    """Number of adapters that a worker still has to read, one after another, for this gateway's
+    """Number of adapters that a worker still has to load, one after another, for this gateway's
     requests."""
     totals = worker.load.adapters
     assert totals is not None

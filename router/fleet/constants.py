@@ -1,8 +1,8 @@
 """Constants of routing decisions, with units and derivations.
 
-Constants that bound memory or time, and do not affect decisions, are where they are used. The four
-weights of prefix-score are in RoutingConfig, as in the published scheduler that the formula comes
-from.
+Constants that bound memory or time without affecting decisions are defined where they are used. The
+four weights of prefix-score are in RoutingConfig, as in the published scheduler that the formula
+comes from.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ PACE_SPACING_S = 0.002
 workers, each worker is observed at most every 0.2 s. An observation costs a gateway about 10 µs, so
 observations take at most 0.5 % of a core."""
 PACE_DECODES = 4
-"""Decode steps per observed decode step. Decode steps are frequent and similar, and an observation
-costs a gateway about 10 µs: observing every fourth of 30 steps/s of 100 workers takes 1 % of a
-core."""
+"""One of this many decode steps of a worker is observed. Decode steps are frequent and similar, and
+an observation costs a gateway about 10 µs: observing every fourth of 30 steps/s of 100 workers
+takes 1 % of a core."""
 
 ADAPTER_READ_S = 0.3
 """Assumed seconds to read a LoRA adapter until a worker has measured it: the time to read 100 to

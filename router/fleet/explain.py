@@ -34,7 +34,7 @@ class Explainer:
     def explain(
         self, request: RequestView, estimate: Estimate, table: WorkerTable, decision: Decision
     ) -> Explanation:
-        """Explains a decision. Must be called before the booking, which changes `table`."""
+        """Explains a decision. Must be called before the reservation, which changes `table`."""
         times = estimate.first_token_s
         best = float(np.where(request.eligible, times, np.inf).min())
         pages = table.total_pages[table.eligible].sum()
@@ -53,7 +53,7 @@ class PooledCache:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def take(self, hashes: BlockHashes, capacity: int) -> int:
-        """Adds a prompt's blocks; returns the number of leading ones that were present.
+        """Adds a prompt's blocks; returns the number of leading blocks that were already cached.
 
         Args:
             hashes: block hashes of the prompt.

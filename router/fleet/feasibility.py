@@ -1,4 +1,4 @@
-"""Feasibility: checks that some worker can run a request before a worker is booked for it."""
+"""Feasibility: checks that some worker can run a request before capacity is reserved for it."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class Feasibility:
 class RejectedGrammars:
     """Grammars that a worker could not compile, with its messages; cleared when a worker joins.
 
-    A request with such a grammar is rejected before anything is booked. Grammars are identified by
-    their hashes, since their texts may be large.
+    A request with such a grammar is rejected before anything is reserved. Grammars are identified
+    by their hashes, since their texts may be large.
     """
 
     def __init__(self) -> None:

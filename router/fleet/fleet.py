@@ -43,7 +43,7 @@ prompts; None if it does not."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The worker on which a request was booked, and the predicted times and hits there."""
+    """The worker reserved for a request, and the predicted times and hits there."""
 
     worker_id: str
     epoch: int
@@ -75,11 +75,11 @@ class Fleet:
     """The workers of one model, and the choice among them. Does no I/O, and works without a
     gateway.
 
-    `reserve` chooses and books in one step without an await in between, so that requests that
-    arrive together take each other into account. A booking ends with the first report whose load
-    includes the request, so that it is neither counted twice nor missed: workers number their
+    `reserve` chooses and reserves in one step without an await in between, so that requests that
+    arrive together take each other into account. A reservation ends with the first report whose
+    load includes the request, so that it is neither counted twice nor missed: workers number their
     submits, including those of other gateways, and each report states how many it includes. The
-    request's blocks count as cached from the booking until they have been computed; after that,
+    request's blocks count as cached from the reservation until they have been computed; after that,
     block events determine whether they are cached.
 
     Args:
@@ -293,7 +293,7 @@ class Fleet:
     def reserve(
         self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()
     ) -> Choice | None:
-        """Chooses a worker and books the request there.
+        """Chooses a worker and reserves capacity for the request there.
 
         Args:
             request_id: the request's id, with which it is released.
@@ -317,7 +317,7 @@ class Fleet:
         table.last_chosen[row] = self._num_chosen
         hit = int(request.hit_tokens.item(row))
         work_s = expected.work_s.item(row)
-        # Read before the booking, which changes the table and with it `slot_wait_s`.
+        # Read before the reservation, which changes the table and with it `slot_wait_s`.
         waiting_s = expected.delay_s.item(row) + expected.slot_wait_s.item(row)
         if request.adapter_s is not None:
             waiting_s += request.adapter_s.item(row)
@@ -369,11 +369,11 @@ class Fleet:
             yield place, self.reserve(*requests[place])
 
     def accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
-        """Records that a worker accepted a booked request as submit number `ordinal` of `epoch`.
+        """Records that a worker accepted a request as submit number `ordinal` of `epoch`.
 
-        The booking ends with a report of that epoch that includes at least this number of submits.
-        Replies and reports are not ordered: the report may have arrived already, or the epoch's
-        first snapshot may still be missing.
+        The reservation ends with a report of that epoch that includes at least this number of
+        submits. Replies and reports are not ordered: the report may have arrived already, or the
+        epoch's first snapshot may still be missing.
         """
         worker = self._workers.get(worker_id)
         booking = worker.reservations.get(request_id) if worker is not None else None
@@ -384,7 +384,8 @@ class Fleet:
             self._unbook(worker, request_id)
 
     def release_booking(self, worker_id: str, request_id: str) -> None:
-        """Ends a request's booking: its prompt has been computed, or never will be. Idempotent."""
+        """Ends a request's reservation, since its prompt has been computed or never will be.
+        Idempotent."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -425,7 +426,7 @@ class Fleet:
         tokens = sign * booking.uncached_tokens
         worker.reserved_tokens += tokens
         table.reserved_tokens[row] = worker.reserved_tokens
-        # Sums of additions and removals drift; with nothing booked they are reset to zero.
+        # Sums of additions and removals drift; without reservations they are reset to zero.
         if worker.reservations:
             table.reserved_s[row] += sign * booking.work_s
             table.reserved_first_chunks_s[row] += sign * booking.first_chunks_s
@@ -460,8 +461,8 @@ class Fleet:
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:
-    """The booking of a request that takes `work_s` seconds. The part of its last step that later
-    prompts can share is not booked."""
+    """Reservation of a request that takes `work_s` seconds, without the part of its last step that
+    later prompts can share."""
     part = uncached / table.chunk.item(row)
     work_s -= max(1.0 - part, 0.0) * table.step_s.item(row)
     first_chunks_s = work_s * min(1.0, table.first_chunk_tokens.item(row) / max(uncached, 1))

@@ -17,13 +17,13 @@ _PART = 2048
 _MAX_DEAD = 32
 """Maximum number of dead slots before a sweep in small fleets: dead slots lengthen the bit sets."""
 _DEAD_PART = 8
-"""Number of slots per dead slot at which dead slots are swept in large fleets."""
+"""Inverse of the fraction of dead slots above which they are swept in large fleets."""
 _CELLS_PER_KEY = 6
 """Cells moved per new key, so that the old table is empty before the new one is full."""
 
 
 class GrowingTable:
-    """Maps block hashes to numbers of worker sets (see WorkerSets).
+    """Maps block hashes to sets of workers, each represented by its number in WorkerSets.
 
     A full table is replaced by a new one of the right size, into which the old one is moved
     incrementally. Until then a key may be in both tables, but has a value in only one of them.

@@ -19,8 +19,8 @@ from worker.protocol.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = 5
 """Number of coefficients of the step-time model, excluding those of drafts. The model is first
-fitted after this many observations. Until the next fit, the number of observations must grow by a
-quarter, but at least by this number, and at most by this number per worker."""
+fitted after this many observations, and again whenever their number has grown by a quarter, though
+by no less than this number, and by no more than this number per worker."""
 
 
 class FleetPace:

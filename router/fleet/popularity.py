@@ -49,10 +49,11 @@ class Recurrence(NamedTuple):
 class PrefixPopularity:
     """Counts uses of prefixes, each identified by the hash of its last block.
 
-    A prefix's share is relative to all uses since UNKNOWN_S before the prefix was first seen. If it
-    were relative to all uses ever, a prefix that suddenly appears in every request would be copied
-    to one worker after another, over WINDOW_S, while other workers idle. Without UNKNOWN_S, a burst
-    of 0.1 s would look like all of the traffic. Reading changes nothing.
+    A prefix's share is relative to all uses since UNKNOWN_S before the prefix was first seen.
+    Relative to all uses ever, the share of a prefix that suddenly appears in every request would
+    grow slowly, over WINDOW_S: the prefix would be copied to one worker after another while the
+    others idle. Without UNKNOWN_S, a burst of 0.1 s would look like all of the traffic. Lookups do
+    not change the counts.
     """
 
     def __init__(self) -> None:

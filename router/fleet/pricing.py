@@ -89,7 +89,7 @@ def _price(
 
 
 def _attended(tokens: int, requests: int, cached: int) -> float:
-    """Number of (token, attended position) pairs when computing the rest of prompts.
+    """Number of (token, attended position) pairs in the remaining prefill of prompts.
 
     Args:
         tokens: tokens to compute, assumed to be spread evenly over the prompts.

@@ -38,9 +38,9 @@ EXCEED_S = 10.0
 """Minimum seconds between sessions that are admitted to full caches of idle workers: the prompt
 of the first must show up in the workers' reports before the next is admitted."""
 _MIN_RETURNS = 0.5
-"""Minimum fraction of recent new contexts with a second request for new contexts to count from
-their first request. Single requests with tools, which are not an agent's, therefore soon stop
-counting."""
+"""Fraction of recent new contexts that must have had a second request for new contexts to count
+from their first request; otherwise, they count from their second. Single requests with tools,
+which are not an agent's, therefore soon stop counting."""
 _END_WEIGHT, _RETURN_WEIGHT = 1 / 32, 1 / 16
 """Weights in the moving average of that fraction: of the end of a context's first request, and of
 its second request."""
@@ -391,7 +391,8 @@ class SessionGate:
         return capacity - used - needed
 
     def _count(self, visit: Visit, worker_id: str) -> SessionUse:
-        """Assigns the visit, now in flight, to a worker in place of its previous one."""
+        """Assigns the visit, now in flight, to a worker in place of its previous one; returns the
+        data to send to the worker."""
         context = visit.context
         sets = self._sets.get(worker_id)
         if sets is None:

@@ -16,7 +16,7 @@ Kind = TypeVar("Kind", BlockKey, Limits)
 
 
 class Reservation(msgspec.Struct):
-    """Booking of a request sent to a worker, until a report of the worker includes it."""
+    """Reservation for a request sent to a worker, until a report of the worker includes it."""
 
     uncached_tokens: int
     """Prompt tokens missing in the worker's prefix cache."""
@@ -85,9 +85,9 @@ class WorkerState:
         return load.num_running + load.num_waiting + load.num_reserved + len(self.reservations)
 
     def contains(self, booking: Reservation) -> bool:
-        """Whether the last report includes a booked request, or the epoch that accepted it is over.
+        """Whether the last report includes a request, or the epoch that accepted it is over.
 
-        A booking to which the worker has not replied is never included: the next epoch may accept
+        A request to which the worker has not replied is never included: the next epoch may accept
         it.
         """
         if not booking.epoch or booking.epoch > self.epoch:

@@ -17,7 +17,7 @@ class Utilisation:
     """Exponential moving averages of the fraction of time that each worker spends on prefills.
 
     The time constant is WINDOW_S. Workers are identified by their rows in the WorkerTable. Reading
-    changes nothing.
+    the averages does not change them.
     """
 
     def __init__(self) -> None:

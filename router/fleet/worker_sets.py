@@ -38,7 +38,7 @@ class WorkerSets:
 
     def move(self, before: int, mask: int, count: int = 1) -> int:
         """Moves `count` blocks from set number `before` to the set with bits `mask`; returns the
-        latter's number."""
+        number of that set."""
         after = self.number(mask)
         self.count_moved(before, after, count)
         return after

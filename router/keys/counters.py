@@ -26,7 +26,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeyReport(msgspec.Struct, frozen=True, array_like=True):
-    """Usage of a key on one gateway, reported to the key's owner."""
+    """Usage of a key on one gateway, reported to the gateway that owns the key."""
 
     name: str
     limits: Limits
@@ -42,7 +42,7 @@ class KeyReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeyAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The owner's response to a KeyReport."""
+    """The owning gateway's response to a KeyReport."""
 
     num_admitted: int
     """Number of waiting requests that are admitted; the oldest ones come first."""
@@ -78,7 +78,7 @@ class KeyCounters:
 
     def take(self, gateway_id: str, report: KeyReport, now: float) -> KeyAnswer:
         """Records a gateway's report, and admits as many of its waiting requests as the limits
-        allow."""
+        allow; returns the response."""
         self.limits = limits = report.limits
         self.requests.per_minute = limits.requests_per_minute
         self.tokens.per_minute = limits.tokens_per_minute

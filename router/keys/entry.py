@@ -22,7 +22,7 @@ RESERVED_NAMES = frozenset(("default", "other"))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyEntry:
-    """An API key with its permissions and limits. A limit of 0 means none."""
+    """An API key with its permissions and limits. 0 disables a limit on rates or concurrency."""
 
     name: str
     """Name of the key in metrics and the audit log; not secret."""

@@ -21,11 +21,12 @@ otherwise the owner's response that rejects it."""
 
 
 class KeyUse:
-    """Open requests of a key on this gateway, and the last response of the key's owner.
+    """Open requests of a key on this gateway, and the last response of the gateway that owns the
+    key (counts its requests).
 
     Args:
         entry: the key.
-        settle: reports this usage to the key's owner.
+        settle: reports this usage to the owning gateway.
         has_peers: returns whether there are other gateways.
         clock: time in seconds.
     """

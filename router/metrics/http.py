@@ -53,8 +53,8 @@ class IgnoredFields:
 class HttpStats:
     """Counters of HTTP responses, updated on the event loop.
 
-    Completion routes have all statuses from the start, at 0, since a series that starts with the
-    first failure has no rate.
+    Counters of completion routes exist from the start, at 0, for all expected statuses, so that
+    rates in Prometheus include the first failure.
     """
 
     __slots__ = ("counts", "ignored", "keys_are_stale")

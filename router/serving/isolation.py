@@ -42,7 +42,7 @@ class Changes:
 class Isolation:
     """Keeps requests that may crash workers apart from others.
 
-    A request is suspected of a worker failure if the worker had not sent a token of the request in
+    A request is suspected of causing a failure if the worker had not sent a token of the request in
     the failed attempt. This includes a request that crashes workers at a certain token: when it is
     resumed, the next worker crashes before it sends a token. After two such failures, the request
     is retried on a worker that has no other request of this gateway and gets none until the request

@@ -134,7 +134,7 @@ class Placer:
     # Methods of CompletionOwner.
 
     def begun(self, completion: Completion) -> None:
-        """Releases the booking of the prompt at the first token."""
+        """Releases the reservation of the prompt at the first token."""
         self._release(completion)
         if completion.choice is not None and not completion.attempt:
             error = completion.times.at_worker_s - completion.choice.first_token_s
@@ -162,7 +162,7 @@ class Placer:
             task.add_done_callback(self._resuming.pop)
 
     def ended(self, completion: Completion) -> None:
-        """Releases the booking of a finished completion, and logs its decision."""
+        """Releases the reservation of a finished completion, and logs its decision."""
         self._release(completion)
         if self.entrance is not None:
             self.entrance.ended(completion)
@@ -295,9 +295,9 @@ class Placer:
                 return await self._choose(completion, tried)
 
     async def _choose(self, completion: Completion, tried: Sequence[str]) -> Choice | None:
-        """Books the completion on the best worker; None if no worker is available now.
+        """Reserves the best worker for the completion; None if no worker is available now.
 
-        Raises ApiError, without a booking, if no ready worker could ever run it.
+        Raises ApiError, without a reservation, if no ready worker could ever run it.
         """
         spec, prompt = completion.spec, completion.prompt
         kinds = self._fleet.limits

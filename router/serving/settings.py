@@ -90,7 +90,7 @@ class SharedSettings:
             self._apply(values)
 
     def read_soon(self) -> None:
-        """Makes the task that `start` has created read the store now instead of after POLL_S."""
+        """Wakes the polling task, so that it reads the store now instead of after POLL_S."""
         self._is_due.set()
 
     async def refresh(self) -> None:
@@ -100,8 +100,8 @@ class SharedSettings:
             self._apply(await self.changed(self.store.read()))
 
     async def changed(self, change: Coroutine[Any, Any, T]) -> T:
-        """Waits for a call to the store that is part of a change. Raises ApiError (503) if it may
-        have failed."""
+        """Waits for a call to the store that is part of a change; returns its result. Raises
+        ApiError (503) if it may have failed."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await change

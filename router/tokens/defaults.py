@@ -39,10 +39,10 @@ def recommended_sampling(model: str, source: str) -> dict[str, Any]:
 
     Args:
         model: folder or Hub name of the checkpoint.
-        source: `auto` for the checkpoint's generation_config.json, `vllm` for none, otherwise the
-            folder or Hub name of another generation_config.json. The EOS tokens in that file then
-            become stop tokens of all requests; workers always end requests at the checkpoint's EOS
-            tokens.
+        source: `auto` for the checkpoint's generation_config.json, `vllm` for vLLM's defaults,
+            otherwise the folder or Hub name of another generation_config.json. The EOS tokens in
+            that file then become stop tokens of all requests; workers always end requests at the
+            checkpoint's EOS tokens.
 
     Raises:
         ValueError: the source has no generation_config.json.

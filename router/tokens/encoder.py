@@ -382,8 +382,7 @@ class PromptEncoder:
         return accept
 
     def _kinds(self) -> tuple[Limits, ...]:
-        """Limits of the ready workers, or else the assumed ones; a copy, since other threads read
-        it."""
+        """Limits of the ready workers, or else the assumed ones; a copy for use in threads."""
         return tuple(self._fleet.limits) or (self._assumed,)
 
     def _blocks(
@@ -428,9 +427,9 @@ class ChatPrompt:
     """A chat before rendering."""
 
     messages: Sequence[Mapping[str, Any]]
-    """Messages in the chat templates' form."""
+    """Messages in the format that chat templates expect."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Tools in the chat templates' form; None if there are none."""
+    """Tools in the format that chat templates expect; None if there are none."""
     add_generation_prompt: bool = True
     """Whether the prompt ends with the start of an assistant message."""
     continues: bool = False

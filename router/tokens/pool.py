@@ -21,8 +21,8 @@ SMALL_BODY = 1 << 18
 """Maximum size in bytes of a body decoded and validated on the event loop: at most 40 ms of CPU
 time for any body of tests/router/test_linear_time.py on two busy cores; 1 MiB took up to 120 ms."""
 MAX_WAITING = 1 << 27
-"""Maximum total size in characters of the work waiting for a thread, of which each owner may have
-half: four bodies of the largest size, or most of a minute of a thread."""
+"""Maximum total size in characters of the work waiting for a thread: four bodies of the largest
+size, or 54 s of one thread. Each owner may have half of it."""
 RATE = 2_500_000
 """Number of characters that a thread tokenizes per second: a prompt of 33 MB took 13 s."""
 LEAST = 1024
@@ -44,7 +44,7 @@ class _Waiting:
 
 
 class WorkPool:
-    """Runs work in threads by start-time fair queueing over owners (Goyal, Vin and Cheng 1996).
+    """Thread pool with start-time fair queueing between owners (Goyal, Vin and Cheng 1996).
 
     There is a queue for short work and one for long work; long work always leaves one thread for
     short work. Within a queue, service is shared as if owners took turns character by character; an

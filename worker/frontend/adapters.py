@@ -15,7 +15,7 @@ again."""
 
 
 class AdapterChecks:
-    """Checks that folders contain the adapters that gateways have registered.
+    """Checks that folders contain the registered versions of adapters; other submits are rejected.
 
     The first request for an adapter waits for the check, which reads the files in a thread. If the
     content of the folder has changed, it is thus never used as the registered version, and never

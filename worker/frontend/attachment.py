@@ -25,8 +25,8 @@ class CacheMirror:
 
     def __init__(self) -> None:
         self._tiers: dict[Tier, dict[int, int | None]] = {"device": {}, "host": {}}
-        """Parent hash by block hash, for each tier. Parents precede their children on the device.
-        On the host, they follow them, since the engine evicts leaves first."""
+        """Parent hash by block hash, for each tier. On the device, parents precede their children;
+        on the host, children precede their parents, since the engine evicts leaves first."""
 
     def apply(self, events: Iterable[BlockEvent]) -> None:
         """Applies the block events of one step."""

@@ -137,7 +137,7 @@ class WorkerFrontend:
         return self._engine.directory
 
     async def wait_ready(self) -> EngineInfo:
-        """Waits until all ranks of the current epoch are ready.
+        """Waits until all ranks of the current epoch are ready; returns the engine's properties.
 
         Raises:
             RuntimeError: the engine's reports cannot be read.
@@ -371,8 +371,8 @@ class WorkerFrontend:
         self._prompts.end(request_id)
 
     def _drop_repeated(self, batch: SubmitBatch, rejections: list[Rejection]) -> list[Rejection]:
-        """Drops submits of requests of which the same or a later attempt is already open, since
-        that attempt continues; returns the rejections of the other submits."""
+        """Drops submits whose request is already open with the same or a later attempt, which
+        continues; returns `rejections` without those of the dropped submits."""
         attempts = {
             submit.request_id: attachment.open_requests[submit.request_id]
             for submit in batch.submits

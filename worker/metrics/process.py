@@ -34,8 +34,8 @@ considers a process dead."""
 class LoopLag:
     """Event loop lag: how long callbacks that are due have to wait.
 
-    A probe is due every PERIOD_S even if earlier ones are still waiting. While the loop is blocked,
-    all of them wait as requests do, so a quantile applies to requests that arrive at any time.
+    A probe is due every PERIOD_S even while earlier ones are still waiting, as requests would be,
+    which avoids coordinated omission: quantiles are those of requests that arrive at random times.
     """
 
     def __init__(self) -> None:

@@ -64,9 +64,9 @@ class AdmissionOptions:
     """Maximum consecutive prefill-only steps while prefills of at least equal urgency fill the
     token budget. Lowers TTFT, raises inter-token latency; 0 always includes decodes."""
     urgent_first_steps: int = field(default=4, metadata=IN_SCHEDULER_CONFIG)
-    """Maximum consecutive prefill-only steps for a prompt that outranks the decodes by
-    `preempt_priority_gap`, if the decodes would take at least 1/8 of the step's tokens or predicted
-    time. 0 always includes decodes."""
+    """Maximum consecutive prefill-only steps for a prompt whose priority exceeds that of the
+    decodes by at least `preempt_priority_gap`, if the decodes would take at least 1/8 of the step's
+    tokens or predicted time. 0 always includes decodes."""
 
     def __post_init__(self) -> None:
         for option in fields(AdmissionOptions):
@@ -103,5 +103,5 @@ class AdmissionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.convert({**asdict(options), **self.given}, analyzed(AdmissionOptions))
 
     def then(self, later: AdmissionChange) -> AdmissionChange:
-        """Merges a later change into this one."""
+        """This change merged with a later one, whose values take precedence."""
         return AdmissionChange({**self.given, **later.given})

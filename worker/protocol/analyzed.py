@@ -13,7 +13,7 @@ _lock = threading.Lock()
 
 
 def analyzed(kind: type[_Kind]) -> type[_Kind]:
-    """Returns `kind` once msgspec has analyzed it, for calls such as
+    """Makes msgspec analyze `kind`, unless it already has, and returns it, for calls such as
     `msgspec.convert(value, analyzed(Kind))`.
 
     HAZARD: msgspec 0.22 analyzes a class when it first decodes to it, and other threads use the

@@ -30,7 +30,7 @@ class HostCacheTotals(msgspec.Struct, array_like=True):
     """Number of pages evicted from the tier without having been reused."""
     num_recomputed: int = 0
     """Number of pages recomputed although they were in the tier, because that was faster, or
-    because a request sampled the tokens that a page in the tier was computed from."""
+    because a request generated the page's tokens."""
     num_resumed_tokens: int = 0
     """Number of computed tokens of preempted requests, counted when they are readmitted."""
     num_resumed_cached_tokens: int = 0

@@ -203,7 +203,7 @@ class Rejection(msgspec.Struct, kw_only=True):
     """HTTP status for the client: 400 if the request can never be served, 429 if the queue is full,
     503 if the worker is temporarily unavailable."""
     retry_after_s: int = 0
-    """Seconds after which there should be room again (429)."""
+    """Estimated seconds until the queue has room (429)."""
     param: str = ""
     """Invalid field (400): a field of SamplingParams, or `prompt`; empty if there is none."""
     is_final: bool = False
@@ -277,7 +277,7 @@ class TokenDelta(msgspec.Struct, array_like=True):
     the text, not an EOS or stop token."""
     rejection: Rejection | None = None
     """Response to the client if the request ends with an error that is not the worker's fault, that
-    is, if the queue is full of more urgent requests, or its parameters are contradictory."""
+    is, if the queue is full of more urgent requests, or the parameters are contradictory."""
     num_rounds: int = 0
     """Block diffusion: number of forward passes so far that decoded positions of the request's
     blocks."""

@@ -35,7 +35,8 @@ class PoolingOptions:
     embed for sentence-transformers checkpoints, classify for *ForSequenceClassification, otherwise
     generate."""
     runner: Runner = "auto"
-    """Alternative to --task, as in vLLM: generate, or pooling for the task of --convert."""
+    """Alternative to --task, as in vLLM: generate to generate text, or pooling for the task that
+    --convert selects."""
     convert: Convert = "auto"
     """Task of --runner pooling, as in vLLM: embed or classify; auto selects the one that suits the
     checkpoint."""
@@ -121,8 +122,8 @@ class PoolingInfo(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def reuses_prefixes(self) -> bool:
-        """Whether cached prefixes save work. Otherwise, pooling needs the hidden states of all
-        tokens, which are not cached."""
+        """Whether cached prefixes save work: not if pooling needs the hidden states of all tokens,
+        which are not cached."""
         return self.pooling_type == "last" and not self.is_bidirectional
 
     @property

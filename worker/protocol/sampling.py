@@ -87,8 +87,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     presence_penalty: float = 0.0
     """Penalty subtracted from the logit of each token that was generated."""
     repetition_penalty: float = 1.0
-    """Factor by which the logits of all tokens in the prompt and output are divided if positive,
-    and multiplied if negative."""
+    """Penalty by which the logits of tokens that occur in the prompt or output are divided if they
+    are positive, and multiplied if they are negative; 1 disables it."""
     logit_bias: dict[int, float] | None = None
     """Biases added to logits, by token id; clamped to [-100, 100]."""
     bad_words: tuple[str, ...] = ()

@@ -39,8 +39,8 @@ _FORGOTTEN_EVERY = 2 * len(_SCALES)
 """Number of observations between forgetting steps: twice the number of terms, so that they
 cover all combinations of terms that vary."""
 _EXCITED = 0.05
-"""Minimum contribution of a combination of terms to the time of recent steps (root mean square, as
-a fraction of that time) for these steps to count as information about the combination. Similar
+"""Threshold above which recent steps count as information about a combination of terms: the
+combination's contribution to their time (root mean square), as a fraction of that time. Similar
 steps differ by a few percent. Values of 0.01 to 0.2 lead to the same plans for long prompts."""
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior relative to one observation."""

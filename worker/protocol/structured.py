@@ -16,7 +16,7 @@ KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Format of a completion, of which exactly one kind is set. Names and meanings follow vLLM.
+    """Format of a completion: exactly one kind of format is set. Names and meanings follow vLLM.
 
     Raises:
         ValueError: none or several kinds are given, one is too large, or a choice is empty.

@@ -49,7 +49,7 @@ class WorkingSets:
     """Total size of the contexts of live sessions on one worker, in which each shared prefix counts
     once.
 
-    Times are in seconds, on any clock that never goes backwards.
+    Times are in seconds, on any monotonic clock.
     """
 
     def __init__(self) -> None:

@@ -189,7 +189,8 @@ def _system(system: str | Sequence[Mapping[str, Any]] | None, note: str) -> list
 
 
 def _messages(index: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Converts one Anthropic message to chat messages: one per tool result, one for the rest."""
+    """Converts one Anthropic message to chat messages: one per tool result, and one for all other
+    content."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         problem = f"messages[{index}].role must be user, assistant or system, got {role!r:.80}"

@@ -51,8 +51,8 @@ def chat_of(
 class LabelTokens:
     """Finds the token of each label at the start of a reply.
 
-    The tokens are determined from two short chats. All prompts must end with the tokens that the
-    two chats have in common at their ends, so that each label has the same token in every prompt.
+    The tokens are determined from two short chats. Every prompt must end with the longest common
+    suffix of their tokens, so that each label has the same token in every prompt.
 
     Args:
         make_chat: creates a chat that contains a message.

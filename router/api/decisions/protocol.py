@@ -125,8 +125,8 @@ class SystemOneQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     type: Literal["choice", "noul", "score"]
     instructions: str | None = None
     criteria: dict[str, str | None] | list[str] | None = None
-    """Descriptions of a choice's options by name, or of a noul's `true` and `false`; for a score,
-    the list of its levels."""
+    """Descriptions of a choice's options by name, or of `true` and `false` for a `noul` (a yes-no
+    question); for a score, the list of its levels."""
 
 
 class SystemOneRequest(AskRequest, kw_only=True, frozen=True):

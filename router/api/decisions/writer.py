@@ -1,4 +1,4 @@
-"""DecisionWriter: writes the answers of a request, in the form of its API."""
+"""DecisionWriter: writes the answers of a request, in the format of its API."""
 
 from __future__ import annotations
 

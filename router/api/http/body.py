@@ -17,14 +17,14 @@ MAX_BODY_BYTES = 32 * 2**20
 request waits for tokenization."""
 
 PIECE_BYTES = 2**18
-"""Number of bytes to which a compressed body is decompressed at a time, in about a millisecond;
-other requests run in between."""
+"""Maximum number of bytes decompressed at a time, which takes about a millisecond; other requests
+run in between."""
 MAX_DIGITS = 18
 """Maximum number of digits in content-length: Python rejects integers of thousands of digits."""
 Payload = bytes | bytearray
 """A complete request body."""
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
-"""Content types that browsers send for pages of any origin without a CORS preflight."""
+"""Content types that browsers send cross-origin without a CORS preflight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +51,8 @@ class Bodies:
         self.num_bytes = 0
         """Bytes in flight: total size of the bodies being received or still in use."""
         self._deadlines: dict[asyncio.Timeout, float] = {}
-        """Deadline for the next bytes of each body, on the event loop's clock, by the body's
-        timeout."""
+        """Deadline for the next bytes of each body, on the event loop's clock. The keys are the
+        bodies' timeouts."""
         self._is_sweeping = False
 
     @asynccontextmanager

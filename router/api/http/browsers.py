@@ -22,7 +22,7 @@ _PORT = re.compile(r":\d*$")
 class BrowserGuard:
     """ASGI middleware against cross-site request forgery and DNS rebinding.
 
-    Browsers send some requests for any page without a preflight, and put the page's origin into
+    Browsers send some cross-origin requests without a preflight, and put the page's origin into
     `Origin` and `Sec-Fetch-Site`. Requests without these headers, which other clients send, pass. A
     page that rebinds its own name to this server's address counts as same-origin, so `Host` must be
     a known name; IP addresses cannot be rebound and always pass.

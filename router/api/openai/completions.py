@@ -495,10 +495,10 @@ def _has_form(body: ChatRequest) -> bool:
 def _thinking(
     checked: CheckedParams, parsing: OutputParsing | None, budget: int | None
 ) -> CheckedParams:
-    """Adds sampling parameters required by the model's reasoning dialect.
+    """The parameters, extended with those that the model's reasoning format requires.
 
     Structured output and reasoning budgets require the tokens that delimit reasoning; free text
-    requires the dialect's stop tokens.
+    requires the format's stop tokens.
 
     Args:
         checked: the parameters.
@@ -528,7 +528,7 @@ def _thinking(
 def _feasible(
     model: ServedModel, sampling: SamplingParams, names: Mapping[str, str]
 ) -> Feasibility:
-    """Checks a request against the workers' limits.
+    """Checks sampling parameters against the workers' limits; returns the check for prompts.
 
     Raises:
         ApiError: 400 if no worker supports the sampling parameters, or a worker has rejected the

@@ -205,7 +205,7 @@ def check_supported(
 def without_unknown(
     given: Mapping[str, Any], kind: type[msgspec.Struct], ignored: Ignored, where: str = ""
 ) -> dict[str, Any]:
-    """Removes the fields of an object that `kind`, or a strict type nested in it, does not have.
+    """A copy of an object without the fields that `kind`, or a strict type nested in it, lacks.
 
     Args:
         given: the object.
@@ -231,7 +231,7 @@ def _ignore_hints(value: Any, ignored: Ignored | None) -> None:
     """Counts hints (retain, release, demote, prefetch, ...), which are not applied.
 
     Clients such as Claude Code set retention on all requests, so it does not indicate which blocks
-    to keep. In simulations of agents, the session gate and the host tier had a larger effect.
+    to keep.
     """
     try:
         hints = msgspec.convert(value, analyzed(_KvHints))
@@ -243,7 +243,7 @@ def _ignore_hints(value: Any, ignored: Ignored | None) -> None:
 
 
 def _strict_type(kind: Any) -> type[msgspec.Struct] | None:
-    """The type of an optional field if it is a struct that forbids unknown fields; None if not."""
+    """Type of an optional field if it is a struct that forbids unknown fields; otherwise None."""
     for option in (kind, *get_args(kind)):
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
             return option if option.__struct_config__.forbid_unknown_fields else None

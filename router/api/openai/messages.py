@@ -1,4 +1,4 @@
-"""`chat_messages`: converts a client's messages to the form that chat templates expect."""
+"""`chat_messages`: converts a client's messages to the format that chat templates expect."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def chat_messages(
     ids: CallIds = "any",
     single_calls: bool = False,
 ) -> list[dict[str, Any]]:
-    """Converts messages to the form that chat templates expect.
+    """Converts messages to the format that chat templates expect.
 
     - content is a single string, in which a note replaces images and parts other than text;
     - `tool_calls` is absent if empty, since templates test for the field; call arguments are
@@ -245,7 +245,7 @@ def _with_single_calls(
     Takes time linear in the number of messages and calls.
 
     Args:
-        messages: messages with calls in the templates' form.
+        messages: messages with calls in the format that chat templates expect.
         thoughts: message fields that hold reasoning.
     """
     made: list[dict[str, Any]] = []

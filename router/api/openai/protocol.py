@@ -265,7 +265,7 @@ def wrong_at(where: str, problem: str) -> ApiError:
 
 
 def string_at(where: str, value: Any) -> str:
-    """Checks that a value within a body is a string. Raises ApiError (400; see `wrong_at`)."""
+    """A value within a body that must be a string. Raises ApiError (400; see `wrong_at`)."""
     if not isinstance(value, str):
         raise wrong_at(where, "must be a string")
     return value

@@ -48,8 +48,8 @@ from router.serving import Generation, ServedModel
 class ResponsesRoutes:
     """Handlers of the Responses API.
 
-    Each gateway stores the responses it created, per API key. Any gateway serves all of them (see
-    ResponsePeers).
+    Each gateway stores the responses it created, per API key. Requests for a stored response may be
+    sent to any gateway (see ResponsePeers).
 
     Args:
         gateway: the gateway of the models.

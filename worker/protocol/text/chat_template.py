@@ -87,7 +87,7 @@ _MESSAGE_TOOLS = re.compile(r"""message(?:\.tools\b|\[['"]tools['"]\])""")
 def _with_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Adds to the system message a field `tools` that lists the functions of `tools` as JSON."""
+    """Messages with the functions of `tools` as JSON in the system message's field `tools`."""
     written = _tojson([tool["function"] for tool in tools])
     has_system = bool(messages) and messages[0].get("role") == "system"
     first = messages[0] if has_system else {"role": "system", "content": ""}

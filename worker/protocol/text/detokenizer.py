@@ -16,9 +16,9 @@ MAX_HELD_TOKENS = 8
 """Maximum number of tokens held back for an incomplete character; no valid character needs more."""
 
 CONTEXT_TOKENS = 2
-"""Minimum number of preceding tokens with which a token is decoded. A decoder only needs to know
-the preceding token: whether there is one, and whether the token repeats it. More tokens are used if
-the last two of the context would decode to different text without those before them."""
+"""Minimum number of preceding tokens with which a token is decoded. Its text depends on whether
+there is a preceding token, and whether the token repeats it. More are used if the last
+CONTEXT_TOKENS tokens would decode to different text without those before them."""
 
 TRIM_TOKENS = 6
 """Context length in tokens at which the context is cut to CONTEXT_TOKENS. Decoding this many tokens
