@@ -122,8 +122,8 @@ class CacheConfig:
     """Prefix caching: keep computed KV pages and reuse them for prompts with the same prefix."""
     host_cache_gib: float | None = None
     """KV offloading: host memory in GiB per worker (total for all ranks) for pages evicted from the
-    prefix cache, which are copied back instead of recomputed; 0 disables it. If unset on CUDA, the
-    node's GPUs share its free memory minus half of the total, each at most twice its KV cache."""
+    prefix cache, which are copied back instead of recomputed; 0 disables it. If unset on CUDA, GPUs
+    share the node's free memory minus half of its total memory, up to twice their KV caches."""
     host_cache_policy: HostCachePolicy = field(default="auto", metadata=IN_SCHEDULER_CONFIG)
     """When to copy offloaded KV pages back from host memory: always, or (auto) only if recent
     timings predict that copying is faster than recomputing."""

@@ -72,7 +72,7 @@ class RankActor:
         """Runs rank 0; blocks until it exits.
 
         On CPU, this process only runs the scheduler; a child process runs the steps. `host` is this
-        node's address if other ranks are on other nodes.
+        node's address if other ranks are on other nodes, otherwise empty.
 
         Raises:
             Exception: the error that ended the rank.

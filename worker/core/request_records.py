@@ -1,4 +1,5 @@
-"""Per-request records of the scheduler's parts, grouped by the part that mainly uses them."""
+"""Per-request records of the scheduler's components, grouped by the component that mainly uses
+them."""
 
 from __future__ import annotations
 

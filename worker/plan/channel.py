@@ -57,7 +57,7 @@ class CoordinatorChannel:
         return list(self._streams)
 
     def send(self, message: ToRank) -> None:
-        """Sends a message, encoded once, to every rank without waiting."""
+        """Sends a message, encoded once, to every rank without blocking."""
         payload = self._encoder.encode(message)
         for stream in self._streams.values():
             stream.send(payload)

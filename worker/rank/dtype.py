@@ -118,8 +118,8 @@ def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:
 
 
 def _multipliers(backend: CPUBackend) -> Sequence[Multiplier]:
-    """Matmul implementations that must be faster in bfloat16. With `auto`, these are all of them,
-    since the model determines which one is used."""
+    """Matmul implementations that must be faster in bfloat16 for it to be selected; with the
+    backend `auto`, both, since the model determines which one is used."""
     return ("native", "torch") if backend == "auto" else (backend,)
 
 

@@ -194,7 +194,7 @@ class ModelRunner:
             slot = None if self._streams is None else self._streams.take()
             if slot is not None:
                 slot.started.record()
-            # Rows: the rank places the rows of running blocks and drafts.
+            # Rows: the rank sets the positions of running blocks and speculative rows.
             blocks = None
             if self._blocks is not None:
                 blocks = self._blocks.prepare(plan)

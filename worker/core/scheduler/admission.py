@@ -31,8 +31,8 @@ COUNTED_ROUNDS = 16
 """Number of admission rounds for which a prefix cache lookup is reused: the cache changes
 slowly."""
 LEVEL = 2
-"""Number of ranks per level of urgency. Preempted requests precede others of their level
-(`_rank`).
+"""Number of sort keys per level of urgency: preempted requests precede other requests of their
+level (`_rank`).
 """
 MAX_DISPLACING = 8
 """Minimum number of waiting requests that a fifo round considers, even if fewer slots are free: a
@@ -57,7 +57,8 @@ class _Placement(NamedTuple):
     outcome: Outcome
     match: Match
     victims: Sequence[Request] = ()
-    """Running requests to preempt for the waiting one: now, or in the next step if PREEMPTING."""
+    """Running requests to preempt for the waiting one: in this step, or in the next one if the
+    outcome is PREEMPTING."""
 
 
 class Admission:
@@ -346,7 +347,7 @@ class Admission:
 
 
 def _rank(request: Request) -> int:
-    """Rank of a waiting request: by level, then by whether it has run before."""
+    """Sort key of a waiting request, highest first: its level, then whether it was preempted."""
     return LEVEL * request.level + (request.state is RequestState.PREEMPTED)
 
 

@@ -13,8 +13,8 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Moves requests between sets. Only the Scheduler also does so, to queue or hold requests that
-    arrive, and to queue held ones.
+    """Moves requests between sets. The only other moves are the Scheduler's: it queues or holds
+    arriving requests, and queues held ones.
 
         queue ──start──> running ──finish──> ended
           ^ ^              │  │

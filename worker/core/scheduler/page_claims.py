@@ -26,9 +26,9 @@ class PageClaims:
 
     Pages are taken in this order: free ones, evictable ones, those that a step in flight is about
     to free (by waiting for it), and those of requests after the claimant in the running set. The
-    last request of the set never takes pages from other requests: it waits and keeps its own until
-    an earlier one ends or preempts it. If the only running request finds no page, it has duplicates
-    of cached pages, and is preempted and readmitted with the cached pages.
+    last request of the set never takes pages from other requests: it waits, and keeps its own
+    pages until an earlier request ends or preempts it. If the only running request finds no page,
+    it has duplicates of cached pages, and is preempted and readmitted with the cached pages.
     """
 
     def __init__(self, state: SchedulerState, lifecycle: Lifecycle) -> None:
