@@ -243,7 +243,7 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         )
 
     def derive(self) -> None:
-        """Checks that the table of per-layer embeddings contains all tokens."""
+        """Raises ValueError if the table of per-layer embeddings lacks tokens."""
         if self.hidden_size_per_layer_input and self.vocab_size_per_layer_input < self.vocab_size:
             raise ValueError(
                 f"vocab_size_per_layer_input {self.vocab_size_per_layer_input} in config.json must "
@@ -382,7 +382,8 @@ class Gemma3nConfig(FamilyConfig, kw_only=True):
         return {**keys, "intermediate_size": sizes[0]}
 
     def derive(self) -> None:
-        """Sets the sparsity of the layers' MLPs if it is missing, and checks it."""
+        """Sets the sparsity of the layers' MLPs if it is missing; raises ValueError if it is
+        malformed."""
         count, pattern = self.num_hidden_layers, self.activation_sparsity_pattern
         if pattern is None:
             num_sparse = 10 if count > 10 else 0
