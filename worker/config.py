@@ -571,7 +571,7 @@ class EngineConfig:
         """This configuration, with unset (0) `max_num_seqs` and `max_num_batched_tokens` replaced
         by the device's defaults.
 
-        If only one of them is set, the default of the other is adjusted to it, so that the number
+        If only one limit is set, the default of the other is adjusted to it, so that the number
         of tokens is never less than the number of requests.
         """
         given = self.scheduling

@@ -288,8 +288,8 @@ class Request:
         """Whether the whole prompt must be computed, even if it is cached, for prompt
         log-probabilities.
 
-        They are complete when the first token is sampled. If there are tokens from an earlier
-        attempt, the gateway already has them.
+        These are complete when the first token is sampled, so a request with tokens from an earlier
+        attempt does not need them again.
         """
         return self.sampling.prompt_logprobs is not None and not self.num_output
 

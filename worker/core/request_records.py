@@ -105,8 +105,8 @@ class RequestTimes:
     def due_s(self, num_output: int) -> float:
         """Deadline of the next token; infinite if there is no SLO.
 
-        The first token is due after `ttft_ms`, later ones at intervals of `tpot_ms`, and all of
-        them by `e2e_ms`.
+        The first token is due after `ttft_ms`, later ones at intervals of `tpot_ms`, but none later
+        than `e2e_ms`.
 
         Args:
             num_output: tokens generated so far.

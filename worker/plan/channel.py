@@ -21,8 +21,8 @@ LINGER_MS = 500
 
 
 class CoordinatorChannel:
-    """The coordinator's end of the channels. Ranks connect to it, and each message is sent to all
-    of them.
+    """The coordinator's end of the channels. Ranks connect to it, and each message is sent to every
+    rank.
 
     Args:
         directory: the group's private folder, where ranks on the same node connect.

@@ -282,8 +282,8 @@ class Admission:
         )
 
     def _placement(self, request: Request, only_preempting: bool) -> _Placement:
-        """Decides whether a request gets free slots and pages, those of less urgent requests, or
-        none."""
+        """Decides whether a request is admitted to free slots and pages, admitted by preempting
+        less urgent requests, or not admitted."""
         match = self._match(request)
         num_missing = self._num_missing(request, match)
         if not only_preempting and num_missing <= 0 and self._cache.num_free_slots:

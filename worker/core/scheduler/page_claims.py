@@ -50,8 +50,8 @@ class PageClaims:
         return length
 
     def extend(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> bool:
-        """Extends a lease by the pages for the next `length` positions; returns whether it now has
-        all of them. If not, the pages that it got are kept."""
+        """Extends a lease by the pages for the next `length` positions; returns whether there were
+        enough pages. If not, the lease keeps those that it got."""
         end = request.num_computed + length
         while (missing := -(-end // self._page_size) - len(lease.pages)) > 0:
             if not self._make_available(request):

@@ -453,8 +453,8 @@ def _length_limit(
 
     Args:
         family: config.json.
-        rope: the rotary embedding, or that of full-attention layers; its `max_position_embeddings`
-            counts positions after scaling.
+        rope: the rotary embedding (of full-attention layers, if others have a different one); its
+            `max_position_embeddings` counts positions after scaling.
         windows: windows per layer, if windows are not implemented for this family; otherwise empty.
         canvas: the canvas, whose positions follow the sequence; None if there is none.
         pooler: how hidden states become a vector; None for a model that generates text.

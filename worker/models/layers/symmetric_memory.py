@@ -181,7 +181,7 @@ def _attempt(work: Callable[[], R]) -> tuple[R | None, str]:
 
 
 def _is_right(memory: SymmetricMemory, group: ProcessGroup, device: torch.device) -> bool:
-    """Whether all-reduces match NCCL's within rounding. Every rank runs all of them, even after a
+    """Whether all-reduces match NCCL's within rounding. Every rank runs every test, even after a
     mismatch."""
     is_right = True
     for dtype in _DTYPES:

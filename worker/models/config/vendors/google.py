@@ -218,8 +218,8 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         )
 
     def _heads_by_layer(self, tables: dict[str, Any]) -> HeadSizes:
-        """Heads of full-attention layers in `per_layer_config`, which must be equal in all of
-        them."""
+        """Heads of full-attention layers in `per_layer_config`, which must be equal in all of these
+        layers."""
         full = [layer for layer, kind in enumerate(self.kinds_of_layers()) if kind == FULL]
         first = next(iter(tables.values()), None)
         sizes = {"head_dim": self.head_dim, "num_key_value_heads": self.num_key_value_heads}
