@@ -75,7 +75,8 @@ class IllegalMove(RuntimeError):
 class Request:
     """A submitted request: parameters, tokens, and progress.
 
-    What single components of the scheduler record is in `worker.core.request_records`.
+    Fields that belong to one component of the scheduler are grouped in
+    `worker.core.request_records`.
 
     Positions of its token row while steps are in flight:
 
@@ -183,8 +184,8 @@ class Request:
         self._begin(arrived_s, arrived_s + submit.waited_ms / 1e3, submit.slo)
 
     def _begin(self, arrived_s: float, queued_s: float, slo: Slo | None) -> None:
-        """Initializes the state that changes from step to step, and the request's records of the
-        scheduler's components."""
+        """Initializes the state that changes from step to step, and the records of the scheduler's
+        components."""
         self.state = RequestState.WAITING
         self.level = self.priority
         """Urgency, 0 to 9: the priority, raised near a deadline. A running request keeps the level

@@ -78,7 +78,7 @@ def resolve_cache_dtype(
 
     Raises:
         ValueError: FP8 is configured but the GPU does not support it, or bfloat16 is configured but
-            the model computes in another type.
+            the model computes in another data type.
     """
     if config.cache.kv_cache_dtype == "bfloat16":
         if dtype != torch.bfloat16:

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Moves requests between sets. The only other moves are the Scheduler's: it queues or holds
+    """Moves requests between sets. The other moves are made by the Scheduler, which queues or holds
     arriving requests, and queues held ones.
 
         queue ──start──> running ──finish──> ended

@@ -96,7 +96,8 @@ class Drafter:
     Args:
         tables: the rank's tables; drafts are written to the token pool.
         proposer: proposer of drafts.
-        on_device: the same proposer if it drafts on the device, which may compute positions.
+        on_device: the same proposer if it drafts on the device, where positions may then be
+            computed; otherwise None.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class Drafter:
         """EOS and stop tokens by slot."""
 
     def place(self, plan: Plan) -> DraftedStep | None:
-        """Sets the lengths and positions of a Plan's speculative rows, and drafts for them; None if
-        there are no such rows.
+        """Sets the lengths and positions of a Plan's speculative rows, and drafts for them;
+        returns None if there are no such rows.
 
         The host computes the positions, after waiting for the step in flight, if any speculative
         row has logits processors, any row has a grammar, or the attention backend needs exact
