@@ -69,9 +69,9 @@ class SchedulingConfig:
     """Minimum difference in priority for a waiting request to preempt a running one; 0 disables
     preemption by priority."""
     deadline_margin_ms: float = field(default=50.0, metadata=IN_SCHEDULER_CONFIG)
-    """Raise the priority of a waiting request by 2 when this many milliseconds remain before it
-    misses its SLO. Running requests whose next token is due within this time get no draft tokens,
-    which would make their step longer."""
+    """Raise the priority of a waiting request by 2 when this many milliseconds remain until it can
+    no longer meet its SLO. Running requests whose next token is due within this time get no draft
+    tokens, which would make their step longer."""
     max_queued_requests: int = field(default=4096, metadata=IN_SCHEDULER_CONFIG)
     """Maximum number of waiting requests per worker; further ones are rejected with HTTP 429 unless
     they are more urgent than a waiting one. 0 for no limit."""
