@@ -69,9 +69,9 @@ class SchedulingConfig:
     """Minimum difference in priority for a waiting request to preempt a running one; 0 disables
     preemption by priority."""
     deadline_margin_ms: float = field(default=50.0, metadata=IN_SCHEDULER_CONFIG)
-    """Raise the priority of a waiting request by 2 when this many milliseconds remain before it
-    misses its SLO. Running requests whose next token is due within this time get no draft tokens,
-    which would make their step longer."""
+    """Raise the priority of a waiting request by 2 when this many milliseconds remain until it can
+    no longer meet its SLO. Running requests whose next token is due within this time get no draft
+    tokens, which would make their step longer."""
     max_queued_requests: int = field(default=4096, metadata=IN_SCHEDULER_CONFIG)
     """Maximum number of waiting requests per worker; further ones are rejected with HTTP 429 unless
     they are more urgent than a waiting one. 0 for no limit."""
@@ -122,8 +122,8 @@ class CacheConfig:
     """Prefix caching: keep computed KV pages and reuse them for prompts with the same prefix."""
     host_cache_gib: float | None = None
     """KV offloading: host memory in GiB per worker (total for all ranks) for pages evicted from the
-    prefix cache, which are copied back instead of recomputed; 0 disables it. If unset on CUDA, the
-    node's GPUs share its free memory minus half of the total, each at most twice its KV cache."""
+    prefix cache, which are copied back instead of recomputed; 0 disables it. If unset on CUDA, GPUs
+    share the node's free memory minus half of its total memory, up to twice their KV caches."""
     host_cache_policy: HostCachePolicy = field(default="auto", metadata=IN_SCHEDULER_CONFIG)
     """When to copy offloaded KV pages back from host memory: always, or (auto) only if recent
     timings predict that copying is faster than recomputing."""
@@ -571,7 +571,7 @@ class EngineConfig:
         """This configuration, with unset (0) `max_num_seqs` and `max_num_batched_tokens` replaced
         by the device's defaults.
 
-        If only one of them is set, the default of the other is adjusted to it, so that the number
+        If only one limit is set, the default of the other is adjusted to it, so that the number
         of tokens is never less than the number of requests.
         """
         given = self.scheduling

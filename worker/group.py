@@ -72,7 +72,7 @@ class RankActor:
         """Runs rank 0; blocks until it exits.
 
         On CPU, this process only runs the scheduler; a child process runs the steps. `host` is this
-        node's address if other ranks are on other nodes.
+        node's address if other ranks are on other nodes, otherwise empty.
 
         Raises:
             Exception: the error that ended the rank.
@@ -345,8 +345,8 @@ class _Ranks:
         return all(may_heal(_cause(error)) for error in ended if error is not None)
 
     async def failure_reason(self) -> str:
-        """Waits for all ranks' errors after one has exited, and returns them. The most likely root
-        cause is listed last.
+        """Waits up to LAST_WORDS_S for all ranks' errors after one has exited, and returns them.
+        The most likely root cause is listed last.
 
         A killed rank leaves no error, and the others then fail in their next collective operation.
         Their errors are therefore listed first, followed by ranks that exited without an error.

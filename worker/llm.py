@@ -88,7 +88,7 @@ _COMPILE_S = 30.0
 """CPU time limit for compiling a grammar, in seconds. It is long, since no other clients are
 waiting."""
 _MAX_GRAMMARS = 256
-"""Maximum number of compiled grammars in the engine, beyond which all of them are dropped."""
+"""Maximum number of compiled grammars in the engine; when it is reached, all are dropped."""
 
 _GATEWAY = ""
 """Gateway id of all requests, since this process is the only receiver of reports."""

@@ -16,8 +16,8 @@ about 230 per request: with 600 requests, this takes 120 ms every few seconds. T
 made rare: as tests verify, finished requests leave no cycles that only full collections would find.
 """
 _TRIM_S = 60.0
-"""Seconds between trims; little memory accumulates in a minute. A trim took 8 to 18 ms if
-15,000 blocks (50 MiB) had been freed, and 1 ms if none had been. It only blocks threads that
+"""Seconds between calls of malloc_trim; little memory accumulates in a minute. A call took 8 to 18
+ms if 15,000 blocks (50 MiB) had been freed, and 1 ms if none had been. It only blocks threads that
 allocate from the same arena."""
 
 

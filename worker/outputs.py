@@ -35,7 +35,7 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     """Generated tokens, including the EOS or stop token that ended the completion."""
     finish_reason: FinishReason | None = None
-    """Reason why the completion ended; None while it is running."""
+    """Reason why the completion ended, such as "stop" or "length"; None while it is running."""
     stop_reason: int | str | None = None
     """Stop token or stop string that ended the completion; None if none did."""
     logprobs: list[dict[int, Logprob]] | None = None

@@ -41,8 +41,8 @@ class Adapter:
         self.num_waiting = 0
         """Number of requests waiting for a slot."""
         self.fence = 0
-        """Last Plan that loads the adapter into the slot, or that has a row of a request that has
-        released it."""
+        """Number of the last Plan that loads the adapter into the slot, or that has a row of a
+        request that has since released the adapter."""
         self.used = 0
         """Sequence number of the adapter's last use, which orders adapters for eviction."""
 

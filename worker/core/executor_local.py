@@ -21,7 +21,7 @@ from worker.rank.rank import Rank, select_device
 
 
 class LocalExecutor(Executor):
-    """Runs rank 0's part of each Plan itself, and sends Plans to the other ranks over ipc.
+    """Runs rank 0's part of each Plan itself, and sends Plans to the other ranks over sockets.
 
     Args:
         config: the group's engine configuration.

@@ -19,7 +19,7 @@ from worker.protocol.messages import EngineInfo
 
 
 class ProcessExecutor(Executor):
-    """Sends Plans to rank processes over ipc and receives rank 0's results.
+    """Sends Plans to rank processes over sockets and receives rank 0's results.
 
     Args:
         config: the group's engine configuration.

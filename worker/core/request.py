@@ -75,7 +75,8 @@ class IllegalMove(RuntimeError):
 class Request:
     """A submitted request: parameters, tokens, and progress.
 
-    Records of the scheduler's parts are in `worker.core.request_records`.
+    Fields that belong to one component of the scheduler are grouped in
+    `worker.core.request_records`.
 
     Positions of its token row while steps are in flight:
 
@@ -183,8 +184,8 @@ class Request:
         self._begin(arrived_s, arrived_s + submit.waited_ms / 1e3, submit.slo)
 
     def _begin(self, arrived_s: float, queued_s: float, slo: Slo | None) -> None:
-        """Initializes the state that changes from step to step, and the records of other parts of
-        the scheduler."""
+        """Initializes the state that changes from step to step, and the records of the scheduler's
+        components."""
         self.state = RequestState.WAITING
         self.level = self.priority
         """Urgency, 0 to 9: the priority, raised near a deadline. A running request keeps the level
@@ -288,8 +289,8 @@ class Request:
         """Whether the whole prompt must be computed, even if it is cached, for prompt
         log-probabilities.
 
-        They are complete when the first token is sampled. If there are tokens from an earlier
-        attempt, the gateway already has them.
+        These are complete when the first token is sampled, so a request with tokens from an earlier
+        attempt does not need them again.
         """
         return self.sampling.prompt_logprobs is not None and not self.num_output
 

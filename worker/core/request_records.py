@@ -1,4 +1,5 @@
-"""Per-request records of the scheduler's parts, grouped by the part that mainly uses them."""
+"""Per-request records of the scheduler's components, grouped by the component that mainly uses
+them."""
 
 from __future__ import annotations
 
@@ -104,8 +105,8 @@ class RequestTimes:
     def due_s(self, num_output: int) -> float:
         """Deadline of the next token; infinite if there is no SLO.
 
-        The first token is due after `ttft_ms`, later ones at intervals of `tpot_ms`, and all of
-        them by `e2e_ms`.
+        The first token is due after `ttft_ms`, later ones at intervals of `tpot_ms`, but none later
+        than `e2e_ms`.
 
         Args:
             num_output: tokens generated so far.

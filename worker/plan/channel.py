@@ -21,8 +21,8 @@ LINGER_MS = 500
 
 
 class CoordinatorChannel:
-    """The coordinator's end of the channels. Ranks connect to it, and each message is sent to all
-    of them.
+    """The coordinator's end of the channels. Ranks connect to it, and each message is sent to every
+    rank.
 
     Args:
         directory: the group's private folder, where ranks on the same node connect.
@@ -57,7 +57,7 @@ class CoordinatorChannel:
         return list(self._streams)
 
     def send(self, message: ToRank) -> None:
-        """Sends a message, encoded once, to every rank without waiting."""
+        """Sends a message, encoded once, to every rank without blocking."""
         payload = self._encoder.encode(message)
         for stream in self._streams.values():
             stream.send(payload)

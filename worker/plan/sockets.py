@@ -121,8 +121,8 @@ class FrameStream:
         return self._socket.fileno()
 
     def send(self, payload: bytes) -> None:
-        """Sends a frame without waiting. Bytes that the kernel does not accept are left
-        to `flush`."""
+        """Sends a frame without blocking. Bytes that the kernel does not accept are left to
+        `flush`."""
         data = frame(payload)
         if self.unsent:
             self.unsent += data
@@ -141,7 +141,7 @@ class FrameStream:
         self._socket.sendall(frame(payload))
 
     def flush(self) -> None:
-        """Sends more unsent data, without waiting."""
+        """Sends as many unsent bytes as the kernel accepts, without blocking."""
         try:
             sent = self._socket.send(self.unsent, socket.MSG_DONTWAIT)
             del self.unsent[:sent]

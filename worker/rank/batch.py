@@ -101,15 +101,15 @@ class Batch:
     """Number of leading rows with one token; 0 if the compiled CPU library runs the model."""
     ends: Sequence[int]
     """Upper bounds on the rows' sequence lengths, on the host; exact if the step is eager and the
-    host has placed all rows."""
+    host knows the positions of all rows."""
     staged: StagedArrays | None
     """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device. If layers keep
-    states, also the pieces of the rows (`StateRows`) and, if `has_replay`, the arrays of
+    states, also the chunks of the rows (`StateRows`) and, if `has_replay`, the arrays of
     `draft_arrays`. If `has_adapters`, also adapter_slots and adapter_tokens (`LoraTiles`). None if
     the compiled CPU library reads the tables itself."""
     starts: torch.Tensor | None
-    """[R] int64: first positions of the rows. If the device has placed speculative rows, the starts
-    in `rows` are only the planned ones."""
+    """[R] int64: first positions of the rows. If the device computes the positions of speculative
+    rows, the starts in `rows` are only the planned ones."""
     sampling: SamplingBatch | None
     """How the step samples; None if it samples nothing."""
     prompts: Sequence[PromptChunk]

@@ -78,7 +78,7 @@ def resolve_cache_dtype(
 
     Raises:
         ValueError: FP8 is configured but the GPU does not support it, or bfloat16 is configured but
-            the model computes in another type.
+            the model computes in another data type.
     """
     if config.cache.kv_cache_dtype == "bfloat16":
         if dtype != torch.bfloat16:
@@ -118,8 +118,8 @@ def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:
 
 
 def _multipliers(backend: CPUBackend) -> Sequence[Multiplier]:
-    """Matmul implementations that must be faster in bfloat16. With `auto`, these are all of them,
-    since the model determines which one is used."""
+    """Matmul implementations that must be faster in bfloat16 for it to be selected; with the
+    backend `auto`, both, since the model determines which one is used."""
     return ("native", "torch") if backend == "auto" else (backend,)
 
 

@@ -246,7 +246,7 @@ class StepGraphs:
     def _forward_ragged(self, batch: Batch, staged: StagedArrays) -> torch.Tensor:
         speculative = None if batch.sampling is None else batch.sampling.speculative
         if speculative is not None and speculative.on_device is not None:
-            assert batch.starts is not None, "the device has placed rows"
+            assert batch.starts is not None, "starts are on the device"
             staged.at(self._rows)["starts"].copy_(batch.starts)
         self._ragged[batch.num_tokens, batch.has_adapters]()
         assert self._hidden is not None, "a replay makes hidden states"

@@ -391,8 +391,8 @@ def create_host_pages(
 
 
 def _rows(planes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Planes as [pages, values] of one type: bytes if types differ, and for FP8, for which torch
-    has no index_copy_."""
+    """Views of planes as [pages, values] of one dtype: uint8 if their dtypes differ, and for FP8,
+    for which torch has no index_copy_."""
     rows = [plane.view(len(plane), -1) for plane in planes]
     types = {plane.dtype for plane in planes}
     if len(types) == 1 and rows[0].itemsize > 1:

@@ -24,8 +24,8 @@ def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:
 def page_bytes(
     config: EngineConfig, layout: KVCacheLayout, groups: PageGroups, draft_bytes: int = 0
 ) -> int:
-    """Size of one page on this rank, in bytes, including its share of state snapshots and its
-    `draft_bytes` in a draft model's cache."""
+    """Size of one page on this rank, in bytes, including its share of state snapshots and the
+    `draft_bytes` that it takes in a draft model's cache."""
     num_bytes = layout.page_bytes(config.cache.page_size) + draft_bytes
     if groups.snapshot_pages:
         num_bytes += -(-layout.state_bytes // groups.snapshot_pages)
@@ -35,10 +35,12 @@ def page_bytes(
 def allocate_planes(
     num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
 ) -> list[list[torch.Tensor]]:
-    """Planes of all pages, by tensor: those of the layout's tensors, [num_pages, tokens, heads,
-    head_dim] each, then those of `layout.beside`. The tensor of a layer that caches index keys has
-    a plane for them, [num_pages, tokens, 1, dim], after its others. Initialized to zeros, since
-    attention reads unused slots of a page and masks them."""
+    """Allocates the planes of all pages; returns them by tensor: first the layout's tensors, then
+    those of `layout.beside`. A plane is [num_pages, tokens, heads, head_dim]. The index keys of a
+    layer are the last plane of its tensor, [num_pages, tokens, 1, dim].
+
+    Planes are zeros at first, since attention reads unused slots of a page and masks them.
+    """
     specs = [layout.spec] * layout.group_size + [group.spec for group in layout.beside]
     tensors = [
         [

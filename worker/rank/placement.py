@@ -1,12 +1,12 @@
-"""Placement of speculative rows at their newest tokens, and of drafts after them.
+"""Positions of speculative rows, which begin at their newest tokens, and of the drafts after them.
 
     planned    start ──────── window of the newest token ──────── end
     computed                  first ── newest ── drafts ── first + length
 
-The host places rows with the length of their drafts, so that `first` is the newest token's
-position. If positions are only known on the device, the device places rows of the planned length:
-`first` is an earlier position if the window ends less than this length after the newest token.
-Positions before that token are then recomputed, without effect.
+If the host knows the positions, a row consists of its newest token and its drafts, so `first` is
+the newest token's position. If they are only known on the device, all rows have their planned
+length: `first` is an earlier position if the window ends less than this length after the newest
+token. Positions before that token are then recomputed, without effect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostPlacement:
-    """Positions of a step's F speculative rows, placed by the host.
+    """Positions of a step's F speculative rows, computed by the host.
 
     All fields hold plain integers: with arrays, a step with one row would take 0.1 ms longer on
     CPU.
@@ -45,7 +45,7 @@ class HostPlacement:
 
     @classmethod
     def of(cls, rows: Sequence[Row], drafts: Sequence[Sequence[int]]) -> Self:
-        """Placement of the speculative rows among a step's placed rows.
+        """Positions of the speculative rows among a step's rows.
 
         Args:
             rows: all rows of the step.
@@ -81,7 +81,7 @@ class HostPlacement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicePlacement:
-    """Positions of a step's F speculative rows, placed by the device, with D samples in total."""
+    """Positions of a step's F speculative rows, computed by the device, with D samples in total."""
 
     tables: DeviceTables
     rows: torch.Tensor
@@ -118,8 +118,8 @@ class DevicePlacement:
         newest: torch.Tensor,
         tables: DeviceTables,
     ) -> Self:
-        """Places each row at its newest token, or earlier so that it ends within its window; does
-        not wait for the device.
+        """Positions of rows that begin at their newest tokens, or earlier so that they end within
+        their windows; does not wait for the device.
 
         Args:
             plan: the Plan, whose speculative rows are the windows.
@@ -179,7 +179,7 @@ class DevicePlacement:
     def advance(self, newest: torch.Tensor, counts: IntArray | torch.Tensor) -> None:
         """Updates the positions of newest tokens [slots] by the numbers [F] of accepted tokens;
         does not wait for the device."""
-        assert isinstance(counts, torch.Tensor), "the device verifies rows that it placed"
+        assert isinstance(counts, torch.Tensor), "the device verifies these rows"
         newest.index_copy_(0, self.slots, self.newest + counts)
 
     def starts(self, planned: torch.Tensor) -> torch.Tensor:

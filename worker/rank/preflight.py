@@ -50,7 +50,8 @@ def check_engine(config: EngineConfig) -> ModelConfig:
 
 
 def _check_eagle(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks that the configured EAGLE-3 head can draft for `model`."""
+    """Checks that the configured EAGLE-3 head can draft for `model`; raises ValueError if it
+    cannot."""
     eagle = read_eagle(config.head_checkpoint, model, weights=False)
     try:
         check_sharing(eagle.head, config.tensor_parallel_size)
@@ -132,7 +133,8 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def _check_canvases(config: EngineConfig, length: int) -> None:
-    """Checks an engine's configuration for a model with canvases of `length` tokens."""
+    """Checks an engine's configuration for a model with canvases of `length` tokens; raises
+    ValueError if an option is not supported."""
     budget = config.scheduling.max_num_batched_tokens
     if 0 < budget < length:
         raise ValueError(

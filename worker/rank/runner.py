@@ -194,7 +194,7 @@ class ModelRunner:
             slot = None if self._streams is None else self._streams.take()
             if slot is not None:
                 slot.started.record()
-            # Rows: the rank places the rows of running blocks and drafts.
+            # Rows: the rank sets the positions of running blocks and speculative rows.
             blocks = None
             if self._blocks is not None:
                 blocks = self._blocks.prepare(plan)
@@ -409,8 +409,8 @@ class ModelRunner:
         return replace(batch, logits_indices=None)  # the head reads the states of all tokens
 
     def _run(self, batch: Batch, logits_indices: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states of the tokens at `logits_indices` (block diffusion). If that is None, those
-        of `batch.logits_indices`; if that is None, too, those of all tokens."""
+        """Hidden states of the tokens at `logits_indices` (block diffusion) or, if that is None, at
+        `batch.logits_indices`; of all tokens if both are None."""
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
@@ -421,7 +421,8 @@ class ModelRunner:
         return hidden if logits_indices is None else hidden.index_select(0, logits_indices)
 
     def _run_blocks(self, batch: Batch, blocks: BlockStep | CanvasStep | None) -> torch.Tensor:
-        """Hidden states that running blocks or canvases need; those of `_run` if there are none."""
+        """Hidden states that running blocks or canvases need; the result of `_run` if there are
+        none."""
         if isinstance(blocks, BlockStep) and blocks.ahead is not None:
             blocks.ahead.place(batch)
         if isinstance(blocks, CanvasStep) and blocks.signal is not None:

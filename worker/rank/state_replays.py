@@ -1,9 +1,9 @@
 """Replay of accepted drafts into the states of requests (`kernels.states.Replay`).
 
 The state of a slot is at the position where its last draft row began, and the inputs of that row
-are kept in a ring of cells per slot and position. The slot's next row begins at the position of its
-newest token. These two positions, which are on the device, determine what is replayed before it;
-numbers of accepted drafts are not passed between steps.
+are kept in a ring buffer per slot, with one cell per position. The slot's next row begins at the
+position of its newest token. These two positions, which are on the device, determine what is
+replayed before it; numbers of accepted drafts are not passed between steps.
 
 A row never begins before the state's position: a step is planned when the results of all but one of
 the earlier steps are known, so its window begins after the newest token of the last known step.

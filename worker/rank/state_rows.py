@@ -1,4 +1,4 @@
-"""Arrays of a step for layers that keep states: the pieces into which its rows are divided
+"""Arrays of a step for layers that keep states: the chunks into which its rows are divided
 (`StateRows`), and its drafts. They are staged with the rows."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from worker.rank.transfer import IntArray
 
 
 def most_pieces(num_rows: int, num_tokens: int, page_size: int) -> int:
-    """Maximum number of pieces of rows with `num_tokens` in total: each row has one piece that is
+    """Maximum number of chunks of rows with `num_tokens` in total: each row has one chunk that is
     not full, and states are stored at a row's end or at page boundaries."""
     return 2 * num_rows + num_tokens // PIECE + num_tokens // page_size
 
@@ -29,13 +29,13 @@ def state_arrays(
         table: rows [R, 4], as in Batch.
         stores: snapshots to take of the states within the rows; others are ignored.
         first_snapshot: index of the first snapshot in the state caches.
-        num_pieces: number of pieces, of which the last ones may be empty; 0 for the actual number.
+        num_pieces: number of chunks, of which the last ones may be empty; 0 for the actual number.
     """
     lengths = table[:, 2]
     by_slot: dict[int, list[StateStore]] = {}
     for store in sorted(stores, key=lambda store: store.position):
         by_slot.setdefault(store.slot, []).append(store)
-    # Each leading row with one token is a piece.
+    # Each leading row with one token is a chunk.
     (longer,) = np.nonzero(lengths != 1)
     border = int(longer[0]) if len(longer) else len(table)
     starts, rows, pieces = (list(range(border)) for _ in range(3))

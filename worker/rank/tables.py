@@ -107,9 +107,9 @@ class DeviceTables:
             self.write(stage(writes, self.device))
 
     def stage(self, plan: Plan) -> dict[str, npt.NDArray[Any]] | None:
-        """Sets the sampling parameters of admitted requests, and returns the Plan's writes for
-        `write`: segments [4 * n] and values, as expected by `write_table_rows_`; None if there are
-        none."""
+        """Sets the sampling parameters and adapters of admitted requests, and returns the Plan's
+        writes for `write`: segments [4 * n] and values, as expected by `write_table_rows_`; None if
+        there are none."""
         runs: list[tuple[int, int, npt.NDArray[np.int32]]] = []
         for admit in plan.admits:
             self.sampling.admit(admit)

@@ -1,8 +1,8 @@
 """Verification of drafts: a row's samples are accepted up to and including the first that differs
 from its draft.
 
-Results and penalties use the accepted tokens. Rows placed by the host are verified on the host, all
-others on the device.
+Results and penalties use the accepted tokens. Rows whose positions the host computed are verified
+on the host, all others on the device.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NO_ROW = -1
 
 
 class SpeculativeRows(ABC):
-    """F speculative rows of a step: where they are placed, and the verification of their drafts."""
+    """F speculative rows of a step: their positions, and the verification of their drafts."""
 
     placement: HostPlacement | DevicePlacement
 
     @property
     def on_device(self) -> DevicePlacement | None:
-        """Placement of rows that the device placed; None for other rows."""
+        """Positions of the rows if the device computes them; otherwise None."""
         return self.placement if isinstance(self.placement, DevicePlacement) else None
 
     @abstractmethod
@@ -40,12 +40,12 @@ class SpeculativeRows(ABC):
     @abstractmethod
     def accepted_samples(self, acceptance: Acceptance, num_samples: int) -> torch.Tensor | None:
         """Mask of the step's accepted samples, bool [S] on the host, including all samples of other
-        rows; None for rows that the device placed, which have no logits processors."""
+        rows; None for rows that the device verifies, which have no logits processors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRows(SpeculativeRows):
-    """Rows that the host placed; verification waits for the device if there are any drafts."""
+    """Rows that the host verifies; it waits for the device if there are any drafts."""
 
     placement: HostPlacement
 
@@ -73,7 +73,7 @@ class HostRows(SpeculativeRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceRows(SpeculativeRows):
-    """Rows that the device placed and verifies; the host does not wait for the device."""
+    """Rows that the device verifies; the host does not wait for it."""
 
     placement: DevicePlacement
     expected: torch.Tensor
@@ -98,7 +98,7 @@ class DeviceRows(SpeculativeRows):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acceptance:
     """First accepted sample and number of accepted tokens per speculative row: arrays on the host
-    for rows that the host placed, otherwise tensors on the device."""
+    for rows that the host verifies, otherwise tensors on the device."""
 
     counts: IntArray | torch.Tensor
     """[F] int64: number of accepted tokens."""
@@ -134,9 +134,9 @@ class AcceptedTokens:
     """Selection of a step's accepted tokens."""
 
     rows: Sequence[Row]
-    """Rows of the placed Plan."""
+    """Rows of the Plan that was run (`DraftedStep.plan`)."""
     row_of: Sequence[int]
-    """Rows of the placed Plan, by row of the source Plan; NO_ROW for omitted ones."""
+    """Indices in `rows`, by row of the source Plan; NO_ROW for omitted ones."""
     acceptance: Acceptance | None
     """Acceptance of the speculative rows; None if there are none."""
 

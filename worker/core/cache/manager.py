@@ -173,7 +173,8 @@ class CacheManager:
         return lease.load_seq > self._copied.last and lease.load_seq > self._loads_now
 
     def load_now(self, seq: int) -> None:
-        """Makes the rows of the next Plan, `seq`, wait for its loads and all earlier ones."""
+        """Makes the next Plan, number `seq`, wait for its own and all earlier loads before its rows
+        run."""
         self._loads_now = seq
 
     def await_loads(self) -> bool:

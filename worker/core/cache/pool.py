@@ -50,8 +50,8 @@ class FencedPool:
         return taken
 
     def release(self, ids: Iterable[int], fence: int) -> None:
-        """Returns ids to the pool. They can be reused once step `fence`, the last one that uses
-        them, has completed."""
+        """Releases ids. They can be taken again once step `fence`, the last one that uses them, has
+        completed."""
         if self._fence.passed(fence):
             self.free.extend(ids)
             return

@@ -377,7 +377,7 @@ class RadixTree:
         return slots
 
     def _drop_below(self, node: Node) -> None:
-        """Drops all nodes below a node on the device; all of them must be in host memory."""
+        """Drops all nodes below a node on the device; the dropped nodes must be in host memory."""
         below: list[Node] = []
         stack = list(node.children.values())
         while stack:

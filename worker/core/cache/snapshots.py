@@ -96,8 +96,8 @@ class SnapshotPool:
         return self._pool.take(1)[0]
 
     def attach(self, page: int, pending: PendingSnapshot) -> bool:
-        """Attaches a stored snapshot to a cached page; if the page already has one, frees it and
-        returns False."""
+        """Attaches a stored snapshot to a cached page. If the page already has one, frees the new
+        snapshot and returns False."""
         if page in self._of_page:
             if pending.is_kept:
                 self._rolling.discard(page)

@@ -31,9 +31,9 @@ SLOW_S = 0.01
 """Time taken by the last token, in seconds, above which a grammar counts as slow. Steps do not wait
 for a slow grammar, and its request is held until the next mask is ready."""
 _PAUSE_TOKENS = 32
-"""Number of tokens without drafts after the first walk (`MatcherState.walk`) that takes SLOW_S;
-doubled after each further one. A step waits for the walk: 10 ms every 32 tokens cost 0.3 ms per
-token."""
+"""Number of tokens for which a request gets no drafts after computing the masks of its drafts
+(`MatcherState.walk`) took more than SLOW_S; doubled each further time. A step waits for these
+masks: 10 ms every 32 tokens cost 0.3 ms per token."""
 
 
 class MatcherState:
@@ -82,9 +82,9 @@ class MatcherState:
         self._ignore_eos = sampling.ignore_eos
         self._num_output = 0
         self._pause_tokens = _PAUSE_TOKENS
-        """Number of tokens without drafts after the next slow walk."""
+        """Number of tokens without drafts after the next slow `walk`."""
         self._next_walk_at = 0
-        """Number of output tokens at which drafts are walked again."""
+        """Number of output tokens at which the request may draft again."""
         self._spent_s = 0.0
         for token_id in output:
             self._accept(token_id)

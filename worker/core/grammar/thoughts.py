@@ -121,5 +121,5 @@ class ThoughtMatcher:
 
     @property
     def _may_open(self) -> bool:
-        """Whether reasoning may begin: no token has been accepted yet."""
+        """Whether reasoning may begin, which is only possible before the first token."""
         return not self._thought.is_open and not self._thought_ids and not self._num_formed

@@ -9,9 +9,9 @@ from worker.core.request import Request
 from worker.protocol.adapters import AdapterTotals
 
 TURN_S = 0.5
-"""Time, in seconds, that an adapter in host memory waits for a slot before another adapter must
-give up its slot: from then on, new requests for the other adapter have to wait. Requests usually
-run longer than this, so it adds little to the time until a slot is free."""
+"""Time, in seconds, that an adapter in host memory waits for a slot before new requests for one of
+the adapters on the device have to wait, so that its slot becomes free. Requests usually run longer
+than this, so it adds little to the time until a slot is free."""
 
 
 class AdapterGate:

@@ -31,8 +31,8 @@ COUNTED_ROUNDS = 16
 """Number of admission rounds for which a prefix cache lookup is reused: the cache changes
 slowly."""
 LEVEL = 2
-"""Number of ranks per level of urgency. Preempted requests precede others of their level
-(`_rank`).
+"""Number of sort keys per level of urgency: preempted requests precede other requests of their
+level (`_rank`).
 """
 MAX_DISPLACING = 8
 """Minimum number of waiting requests that a fifo round considers, even if fewer slots are free: a
@@ -57,7 +57,8 @@ class _Placement(NamedTuple):
     outcome: Outcome
     match: Match
     victims: Sequence[Request] = ()
-    """Running requests to preempt for the waiting one: now, or in the next step if PREEMPTING."""
+    """Running requests to preempt for the waiting one: in this step, or in the next one if the
+    outcome is PREEMPTING."""
 
 
 class Admission:
@@ -281,8 +282,8 @@ class Admission:
         )
 
     def _placement(self, request: Request, only_preempting: bool) -> _Placement:
-        """Decides whether a request gets free slots and pages, those of less urgent requests, or
-        none."""
+        """Decides whether a request is admitted to free slots and pages, admitted by preempting
+        less urgent requests, or not admitted."""
         match = self._match(request)
         num_missing = self._num_missing(request, match)
         if not only_preempting and num_missing <= 0 and self._cache.num_free_slots:
@@ -346,7 +347,7 @@ class Admission:
 
 
 def _rank(request: Request) -> int:
-    """Rank of a waiting request: by level, then by whether it has run before."""
+    """Sort key of a waiting request, highest first: its level, then whether it was preempted."""
     return LEVEL * request.level + (request.state is RequestState.PREEMPTED)
 
 

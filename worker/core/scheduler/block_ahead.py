@@ -33,10 +33,10 @@ def rows_ahead(
     """Rows of the step after `step`; empty if the next step depends on its outcome.
 
     When these rows run, the running block may be finished, and its request may have ended. Ranks
-    can determine this and place each row accordingly; a row of a request that has ended computes
-    nothing. A step can therefore be planned ahead if nothing else is undecided: all running
-    requests have a running block in `step`, none has a grammar, and there are enough pages and
-    tokens for every outcome. The caller must check that no request is waiting.
+    can determine this and set each row's positions accordingly; a row of a request that has ended
+    computes nothing. A step can therefore be planned ahead if nothing else is undecided: all
+    running requests have a running block in `step`, none has a grammar, and there are enough pages
+    and tokens for every outcome. The caller must check that no request is waiting.
     """
     policy = config.blocks
     assert policy is not None, "the model is autoregressive"

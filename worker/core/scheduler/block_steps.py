@@ -28,8 +28,8 @@ class BlockSteps:
     """Builds block-diffusion steps and applies their results.
 
         0 ────────────── num_computed ─────────────── known ──────── end of the running block
-        │ in KV cache    │ prompt, or a block with    │ undecoded, or
-        │                │ its last pass outstanding  │ prompt's tail in front
+        │ in KV cache    │ prompt, or a block with    │ undecoded
+        │                │ its last pass outstanding  │
 
     Blocks begin at multiples of the block size, so a prompt's tail shares its block with the first
     generated tokens. A running block is recomputed in place in every round; everything before it is

@@ -163,7 +163,8 @@ class StepBudget:
         self._unused -= granted
 
     def give_back(self, count: int) -> None:
-        """Returns the tokens of prompts that are not computed in this step after all."""
+        """Makes `count` tokens available again that were granted to prompts but are not computed in
+        this step."""
         self._unused += count
 
     def take_drafts(self, count: int) -> int:

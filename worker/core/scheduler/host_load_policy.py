@@ -65,7 +65,7 @@ class HostLoadPolicy:
         return self._part(match.num_host * size, num_lost, num_alone * size) <= 1.0
 
     def cost(self, num_tokens: int) -> int:
-        """Cost of evicting the first `num_tokens` of a request, in tokens to compute: all of them
+        """Cost of evicting the first `num_tokens` of a request, in tokens to compute: `num_tokens`
         or, if copying is faster, as many as could be computed while they are copied back."""
         return int(num_tokens * min(1.0, self._part(num_tokens, num_tokens, 0)))
 

@@ -13,8 +13,8 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Moves requests between sets. Only the Scheduler also does so, to queue or hold requests that
-    arrive, and to queue held ones.
+    """Moves requests between sets. The other moves are made by the Scheduler, which queues or holds
+    arriving requests, and queues held ones.
 
         queue ──start──> running ──finish──> ended
           ^ ^              │  │

@@ -26,9 +26,9 @@ class PageClaims:
 
     Pages are taken in this order: free ones, evictable ones, those that a step in flight is about
     to free (by waiting for it), and those of requests after the claimant in the running set. The
-    last request of the set never takes pages from other requests: it waits and keeps its own until
-    an earlier one ends or preempts it. If the only running request finds no page, it has duplicates
-    of cached pages, and is preempted and readmitted with the cached pages.
+    last request of the set never takes pages from other requests: it waits, and keeps its own
+    pages until an earlier request ends or preempts it. If the only running request finds no page,
+    it has duplicates of cached pages, and is preempted and readmitted with the cached pages.
     """
 
     def __init__(self, state: SchedulerState, lifecycle: Lifecycle) -> None:
@@ -50,8 +50,8 @@ class PageClaims:
         return length
 
     def extend(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> bool:
-        """Extends a lease by the pages for the next `length` positions; returns whether it now has
-        all of them. If not, the pages that it got are kept."""
+        """Extends a lease by the pages for the next `length` positions; returns whether there were
+        enough pages. If not, the lease keeps those that it got."""
         end = request.num_computed + length
         while (missing := -(-end // self._page_size) - len(lease.pages)) > 0:
             if not self._make_available(request):

@@ -129,7 +129,7 @@ class StepHeadroom:
         alone: maximum number of tokens of a request that does not fit into any round and gets a
             separate step; 0 while other prefills are running.
         requests: maximum number of requests to admit.
-        chunked: whether a prompt may be computed in parts; otherwise, it is computed as a whole.
+        chunked: whether a prompt may be computed in chunks; otherwise, it is computed as a whole.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ class PriorityPreemption:
     cheapest.
 
     The cheapest has the fewest tokens to recompute; tokens that can be loaded from host memory are
-    weighted by the time of the copy. Victims are only selected if they free enough: immediately, or
-    in the next step if one of them has a row in flight.
+    weighted by the time of the copy. Victims are only selected if they free enough pages, and a
+    slot: immediately, or in the next step if one of them has a row in flight.
 
     Two requests cannot preempt each other alternately: a running request keeps the level with which
     it was admitted, and a request that preempts it exceeds that level by at least the gap, which is
@@ -45,7 +45,7 @@ class PriorityPreemption:
         )
 
     def victims(self, request: Request, num_missing: int, spared: Collection[str]) -> list[Request]:
-        """Running requests to preempt for `request`; empty if they would not free enough.
+        """Running requests to preempt for `request`; empty if that would not free enough pages.
 
         Args:
             request: a waiting request.

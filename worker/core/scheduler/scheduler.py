@@ -60,7 +60,7 @@ class Scheduler:
         self.config = config
         self._clock = clock
         self.state = state = SchedulerState.create(config, clock)
-        """Requests and the resources they hold; only changed by the scheduler's parts."""
+        """Requests and the resources they hold; only the scheduler's components change it."""
         self.lifecycle = Lifecycle(state)
         """Moves requests between queue and running set."""
         self.forecast = state.forecast

@@ -32,7 +32,7 @@ class RequestUrgency(NamedTuple):
 
 
 class Urgency:
-    """Ranks requests by their deadlines.
+    """Determines the urgency of requests from their deadlines.
 
                   ──────────────────┬──── margin ────┬─ predicted ─┐
                    its priority     │ + 2, at most 9 │             deadline

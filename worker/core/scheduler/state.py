@@ -1,5 +1,5 @@
-"""Scheduler state, shared by all parts of the scheduler: requests, their resources,
-and counters."""
+"""Scheduler state, shared by all components of the scheduler: requests, their resources, and
+counters."""
 
 from __future__ import annotations
 

@@ -319,9 +319,9 @@ class TokenSteps:
         )
 
     def _needs(self, prompts: Sequence[Member], level: int, priority: int) -> tuple[list[int], int]:
-        """Pending tokens of the running prefills that `level` does not outrank: a list for those of
-        `priority`, and the total of those with a higher priority. Without chunked prefill, the list
-        includes all of them, and the total is 0."""
+        """Pending tokens of the running prefills that `level` does not outrank: a list for prefills
+        of priority `priority`, and the total for prefills of higher priority. Without chunked
+        prefill, the list is for all of these prefills, and the total is 0."""
         stay = [m for m in prompts if not self._deferral.is_outranked(m.request, level)]
         if not self._config.enable_chunked_prefill:
             return [pending for _, pending in stay], 0

@@ -89,7 +89,7 @@ class RobertaConfig(BertConfig):
 
     @property
     def first_position(self) -> int:
-        """The position after the one that padding tokens have."""
+        """Position id of the first token, pad_token_id + 1, as in fairseq's RoBERTa."""
         return self.pad_token_id + 1
 
 

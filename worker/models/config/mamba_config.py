@@ -26,7 +26,7 @@ class MambaConfig:
     state_dim: int
     """Size of B, and of C, per group of heads."""
     num_taps: int
-    """Number of consecutive tokens that an output of the convolution depends on."""
+    """Kernel size of the convolution: number of consecutive tokens that an output depends on."""
     conv_bias: bool = True
     input_bias: bool = False
     output_bias: bool = False
@@ -44,7 +44,7 @@ class MambaConfig:
 def checked_mamba(
     config: MambaConfig, heads_key: str, groups_key: str, step_limit: Any
 ) -> MambaConfig:
-    """Returns the configuration after checking it.
+    """Checks the configuration of Mamba-2 layers, and returns it.
 
     Args:
         config: the configuration.

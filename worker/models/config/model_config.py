@@ -139,8 +139,11 @@ class ModelConfig:
         folder: Path,
         pooling: PoolingOptions = PoolingOptions(),  # noqa: B008  # frozen
     ) -> ModelConfig:
-        """Reads the content of config.json, and EOS tokens from the folder's other files; raises
-        ValueError, which names the key, for a value that is malformed or not supported."""
+        """Reads config.json's content, and the EOS tokens in the folder's other files.
+
+        Raises:
+            ValueError: a value is malformed or not supported; the message names the key.
+        """
         raw, pooler = read_pooler(raw, folder, pooling, FAMILIES)
         family, tensors = _read_family(raw, pooler)
         return cls.of_family(family, raw, folder, tensors=tensors, pooler=pooler)
@@ -409,8 +412,8 @@ def _canvas(family: FamilyConfig, folder: Path) -> CanvasConfig | None:
 
 
 def _experts(family: FamilyConfig) -> MoeConfig | None:
-    """Configuration of the experts (None for a dense model), after checking that it agrees with
-    `mlp_layer_types`, which transformers 5 writes."""
+    """Configuration of the experts; None for a dense model. Raises ValueError if `mlp_layer_types`,
+    which transformers 5 writes, disagrees with the other keys."""
     moe, kinds, count = family.moe(), family.mlp_layer_types, family.num_hidden_layers
     dense = frozenset(range(count)) if moe is None else moe.dense_layers
     expected = ["dense" if layer in dense else "sparse" for layer in range(count)]
@@ -450,8 +453,8 @@ def _length_limit(
 
     Args:
         family: config.json.
-        rope: the rotary embedding, or that of full-attention layers; its `max_position_embeddings`
-            counts positions after scaling.
+        rope: the rotary embedding (of full-attention layers, if others have a different one); its
+            `max_position_embeddings` counts positions after scaling.
         windows: windows per layer, if windows are not implemented for this family; otherwise empty.
         canvas: the canvas, whose positions follow the sequence; None if there is none.
         pooler: how hidden states become a vector; None for a model that generates text.

@@ -54,7 +54,8 @@ class MoeConfig:
 
 
 def checked(config: MoeConfig, top_k_key: str = "num_experts_per_tok") -> MoeConfig:
-    """Returns the configuration after checking its numbers; `top_k_key` is the key of `top_k`.
+    """Checks the numbers of experts and groups, and returns `config`; `top_k_key` is the key of
+    `top_k`.
 
     Raises:
         ValueError: the number of experts is not a multiple of the number of groups, or a token uses

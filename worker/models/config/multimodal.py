@@ -130,8 +130,8 @@ _BOOKKEEPING = words("architectures model_type text_config transformers_version 
 
 
 def language_model_and(*parts: str) -> TensorNames:
-    """Tensor names of a checkpoint whose text model is `language_model`; the other `parts` are
-    skipped. Text model and parts may be within `model`."""
+    """Tensor names of a checkpoint whose text model is the module `language_model`; the modules
+    `parts` are skipped. All of these modules may be submodules of `model`."""
     return TensorNames(
         renamed=(("language_model.", ""), ("model.language_model.", "model.")),
         skipped=tuple(f"{before}{part}." for before in ("", "model.") for part in parts),

@@ -170,7 +170,8 @@ def check_header(folder: Path) -> None:
 
 
 def _check_entry(name: str, entry: object) -> int:
-    """Checks a tensor's entry in the header; returns the end of its data."""
+    """End of a tensor's data, from its entry in the header. Raises ValueError if the entry is
+    invalid or its data type is not supported."""
     match entry:
         case {"dtype": str(dtype), "shape": list(), "data_offsets": [int(), int(end)]}:
             if dtype not in _FLOATS:

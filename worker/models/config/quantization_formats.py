@@ -64,7 +64,8 @@ class _Source:
         return ValueError(f"{self.where}: {what} must be {required}, got {short(value)}: fix it")
 
     def check(self, known: frozenset[str], must: Mapping[str, tuple[object, ...]]) -> None:
-        """Checks all keys of the object; null, false and empty values are ignored.
+        """Checks all keys of the object, except null values, false or empty values of unknown keys,
+        and unknown keys that begin with `_`.
 
         Args:
             known: keys that may have any value.

@@ -238,7 +238,8 @@ def _proportional(parameters: dict[str, Any], theta: float, key: str) -> RopeCon
 
 
 def _one_for_all_layers(parameters: dict[str, Any], key: str) -> dict[str, Any]:
-    """Parameters shared by all layers, which may also be given per layer type with equal values."""
+    """Parameters shared by all layers, which may also be given per layer type. Raises ValueError if
+    they then differ."""
     if "full_attention" not in parameters and "sliding_attention" not in parameters:
         return parameters
     tables = [table for table in parameters.values() if isinstance(table, dict)]
@@ -280,8 +281,8 @@ def _number(parameters: dict[str, Any], name: str, key: str) -> float:
 
 
 def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
-    """Factor that YaRN applies to cosines and sines to correct the temperature (arXiv 2309.00071,
-    section 3.4), times `attn_factor`."""
+    """Factor applied to cosines and sines to correct the temperature: `attention_factor` or, if it
+    is missing, YaRN's formula (arXiv 2309.00071, section 3.4) times `attn_factor`."""
     given, further = parameters.get("attention_factor"), parameters.get("attn_factor")
     if given is not None and further is not None:
         raise ValueError(

@@ -35,7 +35,8 @@ class KVCache:
 @dataclass(kw_only=True, slots=True)
 class SparseInputs:
     """Inputs for the queries of a step that attend to a selection of the earlier tokens. The other
-    queries attend to all earlier tokens, which are no more than would be selected."""
+    queries attend to all earlier tokens, since they have no more than the selection would contain.
+    """
 
     queries: SparseQueries
     tokens: torch.Tensor | None

@@ -28,7 +28,7 @@ class ShortConvolution:
     Args:
         parts: the channels of this rank, concatenated.
         full_size: number of channels in the checkpoint.
-        num_taps: number of inputs on which an output depends.
+        num_taps: kernel size, the number of inputs on which an output depends.
         has_bias: whether channels have biases.
         has_silu: whether SiLU is applied to the output.
         options: options of the model's layers.

@@ -99,7 +99,7 @@ class IndexedCodes:
         )
 
     def dense(self) -> torch.Tensor:
-        """The loaded weight [out, in] in the model's type.
+        """The loaded weight [out, in] in the model's data type.
 
         Raises:
             ValueError: the index contains a group that does not exist.

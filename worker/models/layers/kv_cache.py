@@ -13,9 +13,9 @@ from kernels.mla_prefill import Expansion
 from worker.protocol.page_groups import PageGroups
 
 _MOST_PADDING = 1.25
-"""If the most frequent kind of layer has fewer than this many times the layers of the least
-frequent kind, groups have as many layers as the most frequent kind. Pages of smaller groups then
-have unused memory, but requests have fewer page tables."""
+"""Ratio of the largest to the smallest number of layers per kind, below which groups have as many
+layers as the most frequent kind. Pages of smaller groups then have unused memory, but requests have
+fewer page tables."""
 
 
 class IndexKeys(NamedTuple):

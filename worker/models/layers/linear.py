@@ -293,7 +293,7 @@ class VocabParallelEmbedding:
         self.weight[self._num_rows :].zero_()  # untouched pages are not allocated
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The weight slot for `name`.weight; empty on a rank that only has padding."""
+        """The weight slot for `name`.weight; its slice is empty on a rank that only has padding."""
         yield WeightSlot(
             name=f"{name}.weight",
             destination=self.weight[: self._num_rows],

@@ -43,8 +43,7 @@ class HiddenNorm(ABC):
 
     @abstractmethod
     def norm(self, *, is_fp32: bool = False) -> Norm:
-        """The norm for `fused_add_norm`; its result is in fp32 (`is_fp32`) or in the type of the
-        input."""
+        """The norm for `fused_add_norm`; results are fp32 (`is_fp32`) or in the input's dtype."""
 
     @abstractmethod
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -133,8 +132,7 @@ class RMSNorm(HiddenNorm):
         self.weight = self.weight.float() * factor.float()
 
     def norm(self, *, is_fp32: bool = False) -> Norm:
-        """The norm for `fused_add_norm`; its result is in fp32 (`is_fp32`) or in the type of the
-        input."""
+        """The norm for `fused_add_norm`; results are fp32 (`is_fp32`) or in the input's dtype."""
         return Norm(self.weight, is_fp32=is_fp32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -178,8 +176,7 @@ class LayerNorm(HiddenNorm):
             yield WeightSlot(name=f"{name}.bias", destination=self.bias, full_shape=shape)
 
     def norm(self, *, is_fp32: bool = False) -> Norm:
-        """The norm for `fused_add_norm`; its result is in fp32 (`is_fp32`) or in the type of the
-        input."""
+        """The norm for `fused_add_norm`; results are fp32 (`is_fp32`) or in the input's dtype."""
         return Norm(self.weight, self.bias, subtracts_mean=True, is_fp32=is_fp32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

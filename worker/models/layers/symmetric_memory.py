@@ -5,8 +5,8 @@ If GPUs can read each other's memory, each rank writes its input to a shared buf
 sums the inputs:
 
     one-shot    each rank reads all inputs: lowest latency, for small all-reduces
-    two-shot    each rank sums a part and reads the other parts: for two ranks
-    multimem    each rank has the NVLink switch sum a part and store it on all ranks
+    two-shot    each rank reduces one slice, then reads the other slices: for two ranks
+    multimem    each rank has the NVLink switch reduce one slice and store it on all ranks
 
 All kernels end with a barrier, so that the next all-reduce may reuse the buffer. Every element is
 summed in the order of ranks, or once for all ranks, so results are bitwise equal on all ranks.
@@ -47,7 +47,7 @@ _DTYPES = (torch.bfloat16, torch.float32)
 """Data types that the kernels support."""
 _TEST_COUNTS = (4, 1000 * 4, SMALL_BYTES // 4, SMALL_BYTES // 4 + 13 * 4)
 """Sizes, in units of 4 bytes, of the all-reduces that are compared with NCCL's. They cover the
-one-shot kernel, the kernel for larger sizes, and ranks' parts of unequal size."""
+one-shot kernel, the kernel for larger sizes, and slices of unequal size."""
 _RENDEZVOUS_TIMEOUT = timedelta(seconds=30)
 """Maximum time to wait for ranks that fail during the rendezvous, which otherwise takes less than a
 second."""
@@ -181,7 +181,7 @@ def _attempt(work: Callable[[], R]) -> tuple[R | None, str]:
 
 
 def _is_right(memory: SymmetricMemory, group: ProcessGroup, device: torch.device) -> bool:
-    """Whether all-reduces match NCCL's within rounding. Every rank runs all of them, even after a
+    """Whether all-reduces match NCCL's within rounding. Every rank runs every test, even after a
     mismatch."""
     is_right = True
     for dtype in _DTYPES:

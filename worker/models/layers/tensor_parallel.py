@@ -77,7 +77,7 @@ class TensorParallelGroup:
         while_waiting: Callable[[], None] | None = None,
         rendezvous: Rendezvous | None = None,
     ) -> TensorParallelGroup:
-        """Joins the group; returns when all ranks have joined.
+        """Joins a group; returns it once all ranks have joined.
 
         Args:
             rank: index of this rank.
@@ -213,7 +213,7 @@ def _arrival(rank: int) -> str:
 
 
 def _await_all(store: Store, world_size: int, while_waiting: Callable[[], None]) -> None:
-    """Returns when all ranks have joined; calls `while_waiting`, which may raise, until then."""
+    """Waits until all ranks have joined; meanwhile, calls `while_waiting`, which may raise."""
     arrivals = [_arrival(rank) for rank in range(world_size)]
     while not store.check(arrivals):
         while_waiting()

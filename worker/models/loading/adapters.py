@@ -301,7 +301,7 @@ def _joined(parts: Sequence[WeightPart], groups: Sequence[int]) -> list[LoraPart
 
 
 def _check_order(order: torch.Tensor, parts: Sequence[LoraPart]) -> None:
-    """Checks that reordered output features stay within their projections."""
+    """Asserts that reordered output features stay within their projections."""
     for start, stop, _ in parts:
         rows = order[start:stop]
         assert ((rows >= start) & (rows < stop)).all(), "reordered among projections"

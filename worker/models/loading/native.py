@@ -110,7 +110,7 @@ def pack_weights(
 def build_native(
     model: DecoderModel, options: NativeOptions, memory: WeightMemory
 ) -> NativeDecoder | None:
-    """The model in the library's form; None if it is unsupported, in which case the reason is
+    """The model for the compiled library; None if it is unsupported, in which case the reason is
     logged.
 
     Raises:

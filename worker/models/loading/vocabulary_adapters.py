@@ -147,7 +147,7 @@ class VocabularyAdapters:
 
 
 def _factors(name: str, expected: Factors, tensors: AdapterTensors) -> Factors:
-    """The name suffixes of a layer's tensors, after checking that they are the `expected` ones.
+    """Checks that a layer's tensors have the `expected` name suffixes; returns these.
 
     Raises:
         ValueError: they belong to a different kind of layer.

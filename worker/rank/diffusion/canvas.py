@@ -68,7 +68,7 @@ class RunningCanvas:
     """Number of rounds in this Plan."""
     is_done: bool = False
     token_ids: list[int] = field(default_factory=list)
-    """Tokens of a canvas that is done."""
+    """Tokens of the canvas once it is done; empty before that."""
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     """Log-probabilities of `token_ids`; None for each token if the request does not return any."""
 

@@ -1,8 +1,8 @@
-"""Logits processors of requests: tables on the device with one part per slot.
+"""Logits processors of requests: tables on the device with one entry per slot.
 
-A table sets a slot's part when a request is admitted, gathers the rows of a step that it edits, and
-edits their logits in one launch. Token ids beyond the vocabulary are ignored, since they cannot be
-sampled.
+A table sets a slot's entry when a request is admitted, gathers the rows of a step that it edits,
+and edits their logits in one launch. Token ids beyond the vocabulary are ignored, since they
+cannot be sampled.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""Speculative decoding on a rank: proposers, placement of rows, and verification of drafts."""
+"""Speculative decoding on a rank: proposers, positions of speculative rows, and verification of
+drafts."""

@@ -1,6 +1,6 @@
 """Interface between proposing drafts and verifying them, on every rank.
 
-    place     speculative rows ──newest tokens──> Proposer ──drafts──> rows of known length
+    propose   speculative rows ──newest tokens──> Proposer ──drafts──> rows of known length
     forward   all positions of these rows at once
     sample    at each position, the token that decoding without drafts would sample there
     accept    a row's samples up to and including the first that differs from its draft

@@ -109,8 +109,8 @@ class DeviceModelProposer(Proposer):
         draft.model.forward(inputs.input_ids, inputs.positions, inputs.context)
 
     def draft(self, placement: DevicePlacement, windows: Sequence[DraftRow]) -> None:
-        """Writes drafts to the token pool after the newest tokens of rows that the device has
-        placed; does not wait for the device.
+        """Writes drafts to the token pool after the newest tokens of speculative rows, whose
+        positions are on the device; does not wait for it.
 
         Args:
             placement: positions of the step's speculative rows, on the device.

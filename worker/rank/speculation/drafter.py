@@ -1,9 +1,10 @@
-"""Drafter of one rank: places speculative rows, drafts for them, and tracks the outcome.
+"""Drafter of one rank: sets the lengths and positions of speculative rows, drafts for them, and
+tracks the outcome.
 
 A row begins at its slot's newest token, which is sampled but not computed. While the previous step
-is in flight, the position of that token is only known on the device. A step is placed on the device
-if the host does not need the positions. Otherwise, the host places it after waiting for the
-previous step (on CPU, that step has always completed).
+is in flight, the position of that token is only known on the device. The device computes the
+positions of a step's rows if the host does not need them. Otherwise, the host computes them after
+waiting for the previous step (on CPU, that step has always completed).
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from worker.rank.verification import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftedStep:
-    """A Plan with placed speculative rows: each has its length and, if placed by the host, its
-    position."""
+    """A Plan whose speculative rows have their lengths and, if the host computes them, their
+    positions."""
 
     plan: Plan
-    """The placed Plan, without rows that have nothing to compute."""
+    """The Plan with these rows, without rows that have nothing to compute."""
     row_of: Sequence[int]
-    """Rows of the placed Plan, by row of the source Plan; NO_ROW for omitted ones."""
+    """Rows of `plan`, by row of the source Plan; NO_ROW for omitted ones."""
     speculative: SpeculativeRows | None
-    """Speculative rows of the placed Plan; None if there are none."""
+    """Speculative rows of `plan`; None if there are none."""
     guesses: Sequence[Guesses] = ()
-    """Guesses by speculative row of the placed Plan; empty if placed by the device."""
+    """Guesses by speculative row of `plan`; empty if the device computes the positions."""
 
     def masked_drafts(self, source: Plan) -> list[list[int]]:
         """Drafts of each masked row of the source Plan."""
@@ -62,7 +63,7 @@ class DraftedStep:
         """Indices of the masked samples, and their masks, concatenated.
 
         Args:
-            source: Plan from which this one was placed.
+            source: Plan that the coordinator sent.
             masks: concatenated masks; each masked row has one per draft plus one, or a single one
                 if the row was omitted.
             size: size of one mask in bytes.
@@ -83,19 +84,20 @@ class DraftedStep:
         return samples, b"".join(kept)
 
     def _sampling_rows(self, source: Plan) -> list[int]:
-        """Rows of the placed Plan, by sampling row of the source Plan; NO_ROW for omitted ones."""
+        """Rows of `plan`, by sampling row of the source Plan; NO_ROW for omitted ones."""
         pairs = zip(source.rows, self.row_of, strict=True)
         return [computed for row, computed in pairs if row.num_samples]
 
 
 class Drafter:
-    """Places the speculative rows of one rank's steps, drafts for them, and tracks the positions of
-    the newest tokens.
+    """Sets the lengths and positions of speculative rows in one rank's steps, drafts for them, and
+    tracks the positions of the newest tokens.
 
     Args:
         tables: the rank's tables; drafts are written to the token pool.
         proposer: proposer of drafts.
-        on_device: the same proposer if it drafts on the device and steps may be placed there.
+        on_device: the same proposer if it drafts on the device, where positions may then be
+            computed; otherwise None.
     """
 
     def __init__(
@@ -113,10 +115,12 @@ class Drafter:
         """EOS and stop tokens by slot."""
 
     def place(self, plan: Plan) -> DraftedStep | None:
-        """Places a Plan's speculative rows and their drafts; None if there are no such rows.
+        """Sets the lengths and positions of a Plan's speculative rows, and drafts for them;
+        returns None if there are no such rows.
 
-        The host places them, after waiting for the step in flight, if any speculative row has
-        logits processors, any row has a grammar, or the attention backend needs exact lengths.
+        The host computes the positions, after waiting for the step in flight, if any speculative
+        row has logits processors, any row has a grammar, or the attention backend needs exact
+        lengths.
         """
         self._admit(plan)
         slots = [row.slot for row in plan.rows if isinstance(row, DraftRow)]
@@ -131,11 +135,11 @@ class Drafter:
         return self._place_on_device(plan, self._on_device)
 
     def observe(self, step: DraftedStep, output: SamplerOutput | None) -> AcceptedTokens:
-        """Updates the positions of the newest tokens after a step; if the host placed it, waits for
-        it and updates the proposer's estimates.
+        """Updates the positions of the newest tokens after a step. If the host computed the step's
+        positions, waits for the step and updates the proposer's estimates.
 
         Args:
-            step: the step as placed.
+            step: the step as returned by `place`.
             output: sampled tokens and acceptance of its rows.
         """
         rows, acceptance = step.speculative, None if output is None else output.acceptance
@@ -228,7 +232,7 @@ class Drafter:
         return placed
 
     def _guess(self, placed: Sequence[DraftRow | None], threshold: float) -> list[Guesses]:
-        """Guesses for each placed row; entries that are None are skipped."""
+        """Guesses for each row of `placed`; entries that are None are skipped."""
         rows = [row for row in placed if row is not None]
         requests = [
             DraftRequest(row.slot, row.start + 1, row.num_drafts) for row in rows if row.num_drafts
@@ -249,11 +253,11 @@ class Drafter:
         """Updates the proposer's estimates.
 
         Args:
-            step: a step that the host placed.
+            step: a step whose positions the host computed.
             tokens: all sampled tokens of the step.
             counts: number of accepted tokens, by speculative row.
         """
-        assert isinstance(step.speculative, HostRows), "the step was not placed by the host"
+        assert isinstance(step.speculative, HostRows), "the device verifies the step"
         placement = step.speculative.placement
         rows = zip(placement.slots, placement.first_samples, step.guesses, counts, strict=True)
         for slot, first, guesses, count in rows:

@@ -89,6 +89,6 @@ def create_heads(
 
 
 def drafts_on_device(tables: DeviceTables, backend: AttentionBackend) -> bool:
-    """Whether the device may place rows and verify drafts; the rows' sequence lengths, which some
-    attention backends need, are then not known on the host."""
+    """Whether the device may compute the positions of rows and verify drafts; the rows' sequence
+    lengths, which some attention backends need, are then not known on the host."""
     return registry.uses_triton(tables.device) and not backend.needs_exact_lengths

@@ -50,7 +50,7 @@ class NativeHeadProposer(NativeProposer):
         if accepted is not None and accepted.acceptance is not None:
             rows = [number for number, row in enumerate(accepted.rows) if isinstance(row, DraftRow)]
             counts = accepted.acceptance.counts
-            assert isinstance(counts, np.ndarray), "on CPU, the host places rows"
+            assert isinstance(counts, np.ndarray), "on CPU, the host verifies rows"
             latest[rows] += counts - lengths[rows]
         outputs = self._head.forward(
             batch.rows, tables.token_pool, tables.page_table, hidden.contiguous(), latest

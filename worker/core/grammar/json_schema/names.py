@@ -78,7 +78,9 @@ def restrict(out: dict[str, Json], given: Mapping[str, Json]) -> None:
 
 
 def _pattern(demands: Mapping[str, Json]) -> str:
-    """Pattern that matches the valid names."""
+    """Pattern that matches the valid names. Raises GrammarError for keywords that are not
+    supported.
+    """
     if set(demands) == {"pattern"} and isinstance(demands["pattern"], str):
         return translated(demands["pattern"])
     if set(demands) == {"format"} and FORMATS[demands["format"]].max_length is None:

@@ -20,7 +20,7 @@ class BaichuanConfig(FamilyConfig):
     eos_token_id: Any = 2
 
     def derive(self) -> None:
-        """Checks that the model is not 13B, and has untied embeddings."""
+        """Raises ValueError for the 13B model, and for tied embeddings."""
         if self.hidden_size == 5120:
             raise ValueError(
                 "hidden_size = 5120 in config.json is not supported: this is Baichuan 13B, which "

@@ -218,8 +218,8 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         )
 
     def _heads_by_layer(self, tables: dict[str, Any]) -> HeadSizes:
-        """Heads of full-attention layers in `per_layer_config`, which must be equal in all of
-        them."""
+        """Heads of full-attention layers in `per_layer_config`, which must be equal in all of these
+        layers."""
         full = [layer for layer, kind in enumerate(self.kinds_of_layers()) if kind == FULL]
         first = next(iter(tables.values()), None)
         sizes = {"head_dim": self.head_dim, "num_key_value_heads": self.num_key_value_heads}
@@ -243,7 +243,7 @@ class Gemma4Config(FamilyConfig, kw_only=True):
         )
 
     def derive(self) -> None:
-        """Checks that the table of per-layer embeddings contains all tokens."""
+        """Raises ValueError if the table of per-layer embeddings lacks tokens."""
         if self.hidden_size_per_layer_input and self.vocab_size_per_layer_input < self.vocab_size:
             raise ValueError(
                 f"vocab_size_per_layer_input {self.vocab_size_per_layer_input} in config.json must "
@@ -382,7 +382,8 @@ class Gemma3nConfig(FamilyConfig, kw_only=True):
         return {**keys, "intermediate_size": sizes[0]}
 
     def derive(self) -> None:
-        """Sets the sparsity of the layers' MLPs if it is missing, and checks it."""
+        """Sets the sparsity of the layers' MLPs if it is missing; raises ValueError if it is
+        malformed."""
         count, pattern = self.num_hidden_layers, self.activation_sparsity_pattern
         if pattern is None:
             num_sparse = 10 if count > 10 else 0

@@ -90,7 +90,8 @@ class GraniteSWAConfig(GraniteConfig):
     """Base of each layer's rotary embedding; 0 for a layer without rotary embedding."""
 
     def derive(self) -> None:
-        """Checks the number of bases; if they are missing, all layers have the same base."""
+        """Sets the rotary bases, if they are missing, to the same one for all layers; raises
+        ValueError if their number is not that of the layers."""
         table, count = self.rope_parameters or {}, self.num_hidden_layers
         if self.layer_rope_theta is None:
             self.layer_rope_theta = [table.get("rope_theta") or self.rope_theta] * count

@@ -33,7 +33,7 @@ class _ConvolutionConfig(FamilyConfig):
     use_qk_norm: Yes = True
     conv_bias: bool = False
     conv_L_cache: Count = 3
-    """Number of consecutive tokens that an output of the convolution depends on."""
+    """Kernel size of the convolution: number of consecutive tokens that an output depends on."""
 
     def derive(self) -> None:
         """Sets the epsilon of norms."""

@@ -54,7 +54,7 @@ class MiniMaxM2Config(FamilyConfig):
     use_routing_bias: Yes = True
 
     def derive(self) -> None:
-        """Checks that all layers have full attention (1), not linear attention (0)."""
+        """Raises ValueError unless all layers have full attention (1), not linear attention (0)."""
         kinds, count = self.attn_type_list, self.num_hidden_layers
         if kinds is not None and kinds != [1] * count:
             raise ValueError(

@@ -75,8 +75,8 @@ class LagunaConfig(FamilyConfig):
         return keys
 
     def derive(self) -> None:
-        """Checks the kind of the gate and the lists of layers, and sets `mlp_layer_types` from
-        `mlp_only_layers` if it is missing."""
+        """Sets `mlp_layer_types` from `mlp_only_layers` if it is missing; raises ValueError for an
+        unsupported gate, or for malformed lists of layers."""
         if self.gating is False:
             raise ValueError(
                 "gating = false in config.json is not supported: it must be true, 'per-head' or "

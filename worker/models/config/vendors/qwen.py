@@ -60,7 +60,7 @@ class QwenConfig(FamilyConfig):
         self.max_position_embeddings = min(self.seq_length, self.max_position_embeddings)
 
     def biases(self) -> Biases:
-        """Biases of q, k and v, or of all projections unless `no_bias` is set."""
+        """Biases of all projections; only of q, k and v if `no_bias` is set."""
         return Biases(True, not self.no_bias, not self.no_bias)
 
 

@@ -127,8 +127,8 @@ class Step3p5Config(FamilyConfig):
         return keys
 
     def derive(self) -> None:
-        """Checks the per-layer lists, and sets `mlp_layer_types` from `moe_layers_enum` if it is
-        missing."""
+        """Sets `mlp_layer_types` from `moe_layers_enum` if it is missing; raises ValueError for
+        malformed per-layer lists."""
         count, sparse = self.num_hidden_layers, self.moe_layers_enum
         for key in ("swiglu_limits", "swiglu_limits_shared"):
             limits = getattr(self, key)

@@ -84,7 +84,8 @@ class FalconH1Config(FamilyConfig):
     time_step_limit: list[Any] | None = None
 
     def derive(self) -> None:
-        """Sets the MLP multipliers, and checks the number of multipliers."""
+        """Sets the MLP multipliers if they are missing; raises ValueError for a wrong number of
+        multipliers."""
         self.mlp_multipliers = self.mlp_multipliers or [1.0, 1.0]
         for key, count in (("mlp_multipliers", 2), ("ssm_multipliers", 5)):
             if (values := getattr(self, key)) and len(values) != count:

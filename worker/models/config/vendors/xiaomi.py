@@ -107,8 +107,8 @@ class MiMoV2FlashConfig(FamilyConfig):
         return keys
 
     def derive(self) -> None:
-        """Checks that sliding-window layers have the same number and sizes of query heads as the
-        others, and sets `layer_types` and `mlp_layer_types`."""
+        """Sets `layer_types` and `mlp_layer_types`; raises ValueError if sliding-window layers have
+        a different number of query heads, or heads of different sizes, than the other layers."""
         for key, size, other, own in (
             ("swa_head_dim", self.swa_head_dim, "head_dim", self.head_dim),
             ("swa_v_head_dim", self.swa_v_head_dim, "v_head_dim", self.v_head_dim),

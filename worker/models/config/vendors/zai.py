@@ -146,8 +146,9 @@ class GlmMoeDsaConfig(DeepseekV32Config):
     """Number of leading "full" layers."""
 
     def derive(self) -> None:
-        """Checks `num_experts`, and drops an unused `head_dim`: released checkpoints set it to the
-        size of one part of a query, or of the whole query."""
+        """Drops an unused `head_dim`, which released checkpoints set to the size of one part of a
+        query or of the whole query; raises ValueError if `num_experts` contradicts
+        `n_routed_experts`."""
         if self.num_experts not in (None, self.n_routed_experts):
             raise ValueError(
                 f"num_experts = {self.num_experts} in config.json must equal n_routed_experts "
