@@ -81,7 +81,7 @@ MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
 MAX_CONNECTIONS."""
 MAX_CONNECTIONS = 16_384
 """Default maximum number of client connections. A request that is still arriving takes up to one
-buffer: with 64 KiB each, all of them take at most 1 GiB, for REQUEST_TIMEOUT_S."""
+buffer of 64 KiB, so clients that send slowly take at most 1 GiB, for REQUEST_TIMEOUT_S."""
 IDLE_SHARE = 0.5
 """Fraction of all connections above which responses close their connection, so that the rest is
 available for requests."""
