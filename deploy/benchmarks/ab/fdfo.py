@@ -142,7 +142,7 @@ def _run_replay(options: FdfoOptions, result: Result) -> list[Check]:
 
 
 def _overlap(options: FdfoOptions, prompts: Prompts, running: int) -> Result:
-    """Ratios of `full` at overlap depth 1 to overlap depth 0: medians over pairs of turns."""
+    """Ratios of `full` at overlap depth 1 to overlap depth 0: medians over pairs of runs."""
     result: Result = {}
     with Engines() as engines:
         by_depth = {}
