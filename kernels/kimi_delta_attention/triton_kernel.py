@@ -1,6 +1,6 @@
 """Triton Kimi Delta Attention: launches of a step.
 
-Rows with few tokens are advanced position by position in one launch, longer ones by pieces, as in
+Rows with few tokens are advanced position by position in one launch, longer ones by chunks, as in
 `kernels/gated_delta_rule`. Each launch is for all rows, and each program determines on the device
 whether it computes its row, so graphs can run steps with any rows.
 """

@@ -21,9 +21,9 @@ _ROWS = (16, 32, 64)
 """Numbers of rows per program. The smallest that holds a step's rows is used; in batch-invariant
 mode, always the last one."""
 _MOST_ROWS = 256
-"""Number of rows above which a separate launch dequantizes the weights for a dense matmul: each
-program would otherwise decode them again for 64 rows, and a dense matmul has larger tiles.
-Estimated."""
+"""Number of rows above which a separate launch dequantizes the weights for a dense matmul:
+otherwise, weights would be dequantized again for every 64 rows, and a dense matmul has larger
+tiles. Estimated."""
 _WARPS, _STAGES, _SINGLE_STAGES = 4, 4, 2
 _ADA, _BLACKWELL = 89, 100
 """Compute capabilities for which one tile size of a format would spill registers; see
