@@ -65,9 +65,8 @@ IDLE_CONNECTIONS = 8
 """Maximum number of idle connections per gateway. A request may find every one of them closed, so
 HAProxy retries it more often than this."""
 REQUEST_TIMEOUT_S = 10
-"""Seconds within which a request's headers must arrive, and as long again for its body, up to the
-size of HAProxy's buffer: 64 KiB need 6.4 KB/s. `timeout client` applies to the rest of a larger
-body."""
+"""Timeout in seconds for a request's headers, and again for its body, up to HAProxy's buffer of
+64 KiB, which takes 6.4 KiB/s. `timeout client` applies to the rest of a larger body."""
 REQUEST_TIMEOUT_VARIABLE = "RAYFLEET_HAPROXY_REQUEST_TIMEOUT_S"
 """Environment variable that overrides REQUEST_TIMEOUT_S."""
 PER_SOURCE_VARIABLE = "RAYFLEET_HAPROXY_MAX_CONNECTIONS_PER_SOURCE"

@@ -292,7 +292,8 @@ class Guard:
             self._stop(signal.SIGUSR1)
 
     def _take_over(self) -> list[str]:
-        """Arguments for HAProxy to take the sockets of older processes, and to make them finish."""
+        """Arguments for HAProxy that take over the sockets of older processes, and let these finish
+        their streams."""
         if not self._old:
             return []
         sockets = (self._file("sock", pid) for pid in self._old)
