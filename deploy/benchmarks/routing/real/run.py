@@ -1,4 +1,4 @@
-"""Benchmark `router --real`: runs all routers in each round, and compares rayfleet with each."""
+"""Benchmark `router --real`: runs each router in every round; compares rayfleet with the others."""
 
 from __future__ import annotations
 
