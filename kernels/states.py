@@ -90,8 +90,8 @@ class StateRows:
     has_outputs: bool = True
     """Whether the outputs are used; the outputs of a replay are not, and need not be computed."""
     replay: Replay | None = None
-    """What drafts require in addition: a replay before the rows, and cells for the inputs of draft
-    rows; None if neither is needed."""
+    """Replay of accepted drafts before the rows, and cells for the inputs of draft rows; None if
+    the step has neither."""
 
     def longer(self) -> Sequence[tuple[int, Sequence[StatePart]]]:
         """Slots and parts of the rows that are not included in `num_decodes`, on the host; waits

@@ -188,8 +188,8 @@ def _weights(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Weights of a tile, TYPE [BLOCK_N, BLOCK_K], multiplied by their scales if groups are smaller
-    than a tile. `place` [BLOCK_N] are the indices of the rows' first groups, and `zero` [BLOCK_N]
-    the offsets of a tile's rows if they share one."""
+    than a tile. `place` [BLOCK_N]: indices of the rows' first groups. `zero` [BLOCK_N]: offset of
+    each row, used if groups are not smaller than a tile."""
     values = _decode(words, CODE, TYPE, BLOCK_N, BLOCK_K)
     if GROUP > 0 and GROUP < BLOCK_K:
         groups: tl.constexpr = BLOCK_K // GROUP
