@@ -35,8 +35,8 @@ def launch_gated_delta_net(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Launches the inputs, the rows of few tokens (all rows if `by_position`), the other rows, and
-    the norm."""
+    """Launches the kernels for the inputs, the rows of few tokens (all rows if `by_position`), the
+    other rows, and the norm."""
     num_heads, value_dim = len(layer.log_rate), len(layer.norm)
     out = projected.new_empty(len(projected), num_heads * value_dim)
     if not len(projected):

@@ -34,7 +34,8 @@ def launch_kimi_delta_attention(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Launches the rows of few tokens (all rows if `by_position`), the other rows, and the norm."""
+    """Launches the kernels for rows of few tokens (all rows if `by_position`), the other rows, and
+    the norm."""
     out = torch.empty_like(gates.output, dtype=x.dtype, memory_format=torch.contiguous_format)
     if not len(x):
         return out
