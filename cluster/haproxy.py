@@ -66,7 +66,8 @@ IDLE_CONNECTIONS = 8
 HAProxy retries it more often than this."""
 REQUEST_TIMEOUT_S = 10
 """Timeout in seconds for a request's headers, and again for its body, up to HAProxy's buffer of
-64 KiB, which takes 6.4 KiB/s. `timeout client` applies to the rest of a larger body."""
+64 KiB: a client must send at least 6.4 KiB/s. `timeout client` applies to the rest of a larger
+body."""
 REQUEST_TIMEOUT_VARIABLE = "RAYFLEET_HAPROXY_REQUEST_TIMEOUT_S"
 """Environment variable that overrides REQUEST_TIMEOUT_S."""
 PER_SOURCE_VARIABLE = "RAYFLEET_HAPROXY_MAX_CONNECTIONS_PER_SOURCE"

@@ -66,8 +66,8 @@ FIRST_TRIES = 3
 """Maximum number of attempts to start a HAProxy that takes over from another one, which may still
 be starting or exiting."""
 LONG_RUN_S = 1.0
-"""Minimum uptime in seconds for an exit not to count as a failed start; HAProxy is then restarted
-after the shortest delay, as after a kill."""
+"""Minimum uptime in seconds after which an exit of HAProxy is not a failed start: HAProxy is
+restarted after the shortest delay, as after a kill."""
 STOP_S = 1.0
 """Seconds within which Serve's manager exits if Serve has stopped HAProxy. This takes milliseconds:
 the controller kills the manager as soon as the manager has killed HAProxy."""

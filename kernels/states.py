@@ -126,8 +126,8 @@ class StateRows:
         plane.index_copy_(0, slots, states)
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Slots of rows of one token and the indices that their states are copied to, int64 [n]
-        each; None if there are none. Waits for the device."""
+        """Slots of the rows of one token whose states are stored, and the indices to which the
+        states are copied, int64 [n] each; None if there are none. Waits for the device."""
         targets = self.piece_targets[: self.num_decodes]
         if max(targets.tolist(), default=-1) < 0:
             return None
