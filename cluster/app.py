@@ -43,15 +43,16 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 UNLIMITED = 10**6
-"""Serve's limit on ongoing requests per replica. Each attach stream counts as one request until it
-ends, and gateways perform admission control."""
+"""Value of Serve's max_ongoing_requests that never limits a replica: each attach stream counts as
+one ongoing request until it ends, and admission control is done by gateways."""
 STRATEGIES: Final = {"node": "STRICT_PACK", "pack": "PACK", "spread": "SPREAD"}
 """Ray's placement group strategy for each value of --tensor-parallel-placement."""
 KNOW_WORKERS_S = 2.0
 """Maximum time in seconds that a new gateway waits for a worker before it accepts requests: long
 enough to attach to running workers, but short in case all are still loading."""
 KEPT_BYTES = 4 * 2**20
-"""Bytes of freed memory that each thread of a gateway keeps; larger request bodies are rare."""
+"""Bytes of freed memory that malloc may keep per thread of a gateway; more, after a larger request
+body, is returned to the system."""
 QUIET = {"enable_access_log": False}
 
 
@@ -229,7 +230,7 @@ def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> Eng
 
 
 def _surge_percent(engine: EngineConfig, num_workers: int) -> int:
-    """Percentage of extra workers during a rolling update: one worker on CPU, none on GPUs.
+    """Extra workers that a rolling update starts, in percent: one worker on CPU, none on GPUs.
 
     Spare GPUs are rare, and an update that waits for them might never finish.
     """

@@ -253,7 +253,7 @@ def _request_metadata(repository: str, revision: str) -> None:
 
 
 def _within_timeout(request: Callable[[float], object]) -> None:
-    """Calls `request` with its timeout in seconds.
+    """Calls `request` with a timeout in seconds, and stops waiting for it after that time.
 
     Raises:
         HfHubHTTPError: raised by `request`.

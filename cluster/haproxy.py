@@ -65,8 +65,8 @@ IDLE_CONNECTIONS = 8
 """Maximum number of idle connections per gateway. A request may find every one of them closed, so
 HAProxy retries it more often than this."""
 REQUEST_TIMEOUT_S = 10
-"""Seconds within which a request's headers must arrive, and as long again for its body, up to the
-size of HAProxy's buffer: 64 KiB need 6.4 KB/s. `timeout client` applies to the rest of a larger
+"""Timeout in seconds for a request's headers, and again for its body, up to HAProxy's buffer of
+64 KiB: a client must send at least 6.4 KiB/s. `timeout client` applies to the rest of a larger
 body."""
 REQUEST_TIMEOUT_VARIABLE = "RAYFLEET_HAPROXY_REQUEST_TIMEOUT_S"
 """Environment variable that overrides REQUEST_TIMEOUT_S."""
@@ -81,7 +81,7 @@ MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
 MAX_CONNECTIONS."""
 MAX_CONNECTIONS = 16_384
 """Default maximum number of client connections. A request that is still arriving takes up to one
-buffer: with 64 KiB each, all of them take at most 1 GiB, for REQUEST_TIMEOUT_S."""
+buffer of 64 KiB, so clients that send slowly take at most 1 GiB, for REQUEST_TIMEOUT_S."""
 IDLE_SHARE = 0.5
 """Fraction of all connections above which responses close their connection, so that the rest is
 available for requests."""

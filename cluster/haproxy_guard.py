@@ -10,7 +10,7 @@ configuration that it was started with. `cluster.haproxy_parent` is its parent, 
 - The node's replicas are watched as well (`cluster.stopped_replicas`).
 - If Serve's manager is killed, HAProxy keeps serving with its last configuration. The next manager
   starts with a configuration without routes, which is never loaded: its guard adopts the running
-  guard and responds in its place until the manager has a configuration with routes.
+  guard, and answers the manager in that guard's place until there is a configuration with routes.
 - When the Ray node's raylet exits, guard and HAProxy exit. If the guard finds no raylet, they exit
   with the guard's parent, which exits with Serve's manager.
 - Serve stops HAProxy by sending SIGKILL to the guard's parent, and then stops the manager. If the
@@ -66,8 +66,8 @@ FIRST_TRIES = 3
 """Maximum number of attempts to start a HAProxy that takes over from another one, which may still
 be starting or exiting."""
 LONG_RUN_S = 1.0
-"""Minimum uptime in seconds for an exit not to count as a failed start; HAProxy is then restarted
-after the shortest delay, as after a kill."""
+"""Minimum uptime in seconds after which an exit of HAProxy is not a failed start: HAProxy is
+restarted after the shortest delay, as after a kill."""
 STOP_S = 1.0
 """Seconds within which Serve's manager exits if Serve has stopped HAProxy. This takes milliseconds:
 the controller kills the manager as soon as the manager has killed HAProxy."""
@@ -129,7 +129,8 @@ class Guard:
         assert found is not None
         self._pid = os.getpid()
         self._known_pid = parent
-        """Process id used by Serve and other guards: the parent's, until the parent is killed."""
+        """Process id by which Serve and other guards know this guard: the parent's, until the
+        parent is killed."""
         self._manager = manager
         self._manager_pidfd: int | None = None
         self._manager_ended_at = -math.inf
@@ -291,7 +292,8 @@ class Guard:
             self._stop(signal.SIGUSR1)
 
     def _take_over(self) -> list[str]:
-        """Arguments for HAProxy to take the sockets of older processes, and to make them finish."""
+        """Arguments for HAProxy that take over the sockets of older processes, and let these finish
+        their streams."""
         if not self._old:
             return []
         sockets = (self._file("sock", pid) for pid in self._old)

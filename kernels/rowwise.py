@@ -4,7 +4,7 @@ HAZARD(invariance): on CPU, torch evaluates the last elements of a contiguous ru
 two vector registers, with different functions than the rest. This affects sigmoid, SiLU, softplus,
 GELU, ELU, mish, exp2 and pow, but not exp, expm1, log1p, tanh and erf. A contiguous tensor is one
 run, which several threads divide into equal parts. Model code calls the functions of this module,
-which only pass runs and parts of whole registers to torch.
+which divide tensors so that each thread processes only pairs of whole registers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 """Slope of the sigmoid that is equivalent to the tanh approximation of GELU: (1 + tanh(z)) / 2 is
 the sigmoid of 2 z."""
 _RUN_BYTES = 128
-"""Bytes of two AVX-512 registers, the widest that torch uses; it processes two at a time."""
+"""Bytes of two AVX-512 registers, the widest that torch uses; torch processes two registers at a
+time."""
 _GRAIN = 32768
 """Number of elements per thread of torch's elementwise ops (at::internal::GRAIN_SIZE)."""
 _GELU_GRAIN = 16384
@@ -62,27 +63,27 @@ _GELU_TANH = _Op(
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Sigmoid of x [..., N], in the type of x."""
+    """Sigmoid of x [..., N], in the dtype of x."""
     return _apply(_SIGMOID, x)
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """SiLU of x [..., N], in the type of x."""
+    """SiLU of x [..., N], in the dtype of x."""
     return _apply(_SILU, x)
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
-    """Softplus of x [..., N], in the type of x."""
+    """Softplus of x [..., N], in the dtype of x."""
     return _apply(_SOFTPLUS, x)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU of x [..., N] with the error function, in the type of x."""
+    """GELU of x [..., N] with the error function, in the dtype of x."""
     return _apply(_GELU, x)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU of x [..., N] with the tanh approximation, in the type of x."""
+    """GELU of x [..., N] with the tanh approximation, in the dtype of x."""
     return _apply(_GELU_TANH, x)
 
 

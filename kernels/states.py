@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import torch
 
 PIECE: Final = 64
-"""Maximum number of positions that are computed together by matmuls."""
+"""Maximum number of positions in a chunk, which are computed together by matmuls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,9 +59,9 @@ class StatePart(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateRows:
-    """R rows of a step, divided into N pieces: consecutive tokens of one row, at most `PIECE`. A
-    piece ends at the end of its row, or at a position whose state is stored. Empty pieces may
-    follow."""
+    """R rows of a step, divided into N chunks (`piece_...`): consecutive tokens of one row, at most
+    `PIECE`. A chunk ends at the end of its row, or at a position whose state is stored. Empty
+    chunks may follow."""
 
     slots: torch.Tensor
     """int64 [R]: slots of the rows."""
@@ -69,16 +69,16 @@ class StateRows:
     """int64 [R]: positions of the rows' first tokens. At position 0, a request begins and its state
     starts from zero, regardless of the slot's content."""
     piece_starts: torch.Tensor
-    """int64 [N + 1]: indices of the pieces' first tokens among the step's tokens, which all belong
-    to a piece; then the number of tokens. In a replay, tokens that belong to no piece may follow;
+    """int64 [N + 1]: indices of the chunks' first tokens among the step's tokens, which all belong
+    to a chunk; then the number of tokens. In a replay, tokens that belong to no chunk may follow;
     their outputs are arbitrary."""
     piece_rows: torch.Tensor
-    """int64 [N]: rows of the pieces."""
+    """int64 [N]: rows of the chunks."""
     piece_targets: torch.Tensor
-    """int64 [N]: indices in the state caches to which the states after the pieces are copied; -1 if
+    """int64 [N]: indices in the state caches to which the states after the chunks are copied; -1 if
     they are not copied."""
     row_pieces: torch.Tensor
-    """int64 [R + 1]: indices of the rows' first pieces, followed by the number of pieces of all
+    """int64 [R + 1]: indices of the rows' first chunks, followed by the number of chunks of all
     rows."""
     num_decodes: int
     """Number of leading rows that are computed as rows with one token."""
@@ -90,8 +90,8 @@ class StateRows:
     has_outputs: bool = True
     """Whether the outputs are used; the outputs of a replay are not, and need not be computed."""
     replay: Replay | None = None
-    """What drafts require in addition: a replay before the rows, and cells for the inputs of draft
-    rows; None if neither is needed."""
+    """Replay of accepted drafts before the rows, and cells for the inputs of draft rows; None if
+    the step has neither."""
 
     def longer(self) -> Sequence[tuple[int, Sequence[StatePart]]]:
         """Slots and parts of the rows that are not included in `num_decodes`, on the host; waits
@@ -126,8 +126,8 @@ class StateRows:
         plane.index_copy_(0, slots, states)
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Slots of rows of one token and the indices that their states are copied to, int64 [n]
-        each; None if there are none. Waits for the device."""
+        """Slots of the rows of one token whose states are stored, and the indices to which the
+        states are copied, int64 [n] each; None if there are none. Waits for the device."""
         targets = self.piece_targets[: self.num_decodes]
         if max(targets.tolist(), default=-1) < 0:
             return None
@@ -209,7 +209,7 @@ def advance_rows(
         shape: shape of the outputs of all tokens: (T, ...).
 
     Returns:
-        The outputs, fp32; 0 for tokens that belong to no piece.
+        The outputs, fp32; 0 for tokens that belong to no chunk.
     """
     border, outputs = rows.num_decodes, torch.zeros(shape, device=plane.device)
     if border:

@@ -29,18 +29,19 @@ class AutoscalingConfig:
     target_kv_usage: float = field(default=0.85, metadata=_RARE)
     """Target fraction of the KV caches used by running and waiting requests."""
     backlog_horizon_s: float = field(default=30.0, metadata=_RARE)
-    """Seconds within which the backlog should be cleared once new workers run. If a start takes T
-    seconds, the horizon is at least T * target_load / (1 - target_load), the time in which workers
-    at the target load clear what arrived during the start."""
+    """Time in seconds to clear the backlog once new workers run. At least T * target_load / (1 -
+    target_load) for a startup time of T seconds: workers at the target load need that long to clear
+    what arrived during a start."""
     upscale_delay_s: float = field(default=3.0, metadata=_RARE)
-    """Seconds for which more workers must be needed before they are started, increased in
-    proportion if a start takes more than 30 s. The first worker is started without delay."""
+    """Delay before scaling up, in seconds: the load must stay high for this long; longer, in
+    proportion, if a start takes more than 30 s. The first worker is started without delay."""
     downscale_delay_s: float = field(default=300.0, metadata=_RARE)
-    """Seconds for which far fewer workers must suffice before running ones are stopped; four times
-    as long if fewer workers barely suffice. Whenever workers are needed again soon after some were
-    stopped, the delay doubles, up to 8 times this value."""
+    """Delay before scaling down, in seconds: the load must stay low for this long (four times as
+    long if the remaining workers would be close to their targets). Doubles, up to 8x, each time
+    workers are needed again soon after a scale-down."""
     downscale_to_zero_delay_s: float = field(default=600.0, metadata=_RARE)
-    """Seconds without requests before the last worker is stopped if --min-workers is 0."""
+    """Delay without requests, in seconds, before the last worker is stopped if --min-workers is 0.
+    """
 
     def __post_init__(self) -> None:
         if self.max_workers < 0 or self.min_workers < 0:

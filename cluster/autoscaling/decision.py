@@ -15,20 +15,21 @@ _BAND = 0.1
 """Relative tolerance around a number of workers: n workers suffice for a need of up to (1 + 0.1) n,
 and workers are stopped only if the need is at most (1 - 0.1) n for the n that remain."""
 _STEP = 0.2
-"""Minimum relative change in the number of workers, if that is more than one worker. A load that
-grows and shrinks eightfold within a day changes it 2 ln 8 / ln 1.2 = 23 times.
+"""Minimum relative change in the number of workers (at least one worker). If a load grows and
+shrinks eightfold within a day, the number changes at most 2 ln 8 / ln 1.2 = 23 times.
 """
 _AMPLE = 0.6
-"""Maximum utilization, relative to the targets, at which a smaller number of workers is more than
-enough: surplus workers are stopped after one downscale delay."""
+"""Maximum utilization of the remaining workers, relative to the targets, at which the others are
+stopped after one downscale delay."""
 _JUST_ENOUGH_DELAYS = 4.0
-"""Number of downscale delays before workers are stopped if the remaining ones barely suffice: after
-a single delay, noise in the load would often start them again."""
+"""Number of downscale delays before workers are stopped (of upscale delays before starting workers
+are cancelled) if the remaining ones would be close to their targets: after a single delay, noise in
+the load would often start them again."""
 _MAX_BACKOFF = 8.0
 """Maximum factor by which the downscale delay is multiplied."""
 _TOO_EARLY_DELAYS = 2.0
-"""Number of downscale delays within which a renewed need shows that some workers were stopped too
-early.
+"""Number of downscale delays: if workers are needed again within this time after a scale-down, they
+were stopped too early, and the delay doubles.
 """
 
 
@@ -48,9 +49,9 @@ class Autoscaler:
     Scaling up follows the minimum need within `upscale_delay_s` (longer in proportion if a start
     takes longer than SHORT_S), so shorter bursts start no worker. Workers that are still starting
     are cancelled when the load no longer needs them. Running workers are stopped when the maximum
-    need within `downscale_delay_s` is far below their number, or just below it for four times as
-    long. The number changes by at least a fifth. If workers are needed again soon after some were
-    stopped, the delay doubles.
+    need within `downscale_delay_s` is far below their number, or when the maximum within four times
+    that delay is just below it. The number changes by at least a fifth. If workers are needed again
+    soon after a scale-down, the downscale delay doubles.
 
     Deterministic: it has state, but neither a clock nor randomness.
 
@@ -70,7 +71,8 @@ class Autoscaler:
         self._rose_at: float | None = None
         """Time of the last decision for more workers."""
         self._surpluses: list[_Surplus | None] = [None, None]
-        """Periods in which fewer workers are more than enough, and in which they barely suffice."""
+        """Periods in which the remaining workers would be far below their targets (`_AMPLE`), and
+        in which they would be close to them."""
         self._idle_since: float | None = None
         self._fell_at: float | None = None
         """Time at which running workers were last stopped; None if workers were started since."""
@@ -142,8 +144,8 @@ class Autoscaler:
         return self._config.upscale_delay_s * max(self.start_s / SHORT_S, 1.0)
 
     def _higher(self, lasting: float | None, target: int, now: float) -> int:
-        """A larger target if the need for more workers has lasted, otherwise the current one. Stuck
-        starts do not count as workers and are replaced."""
+        """A larger target if more workers were needed throughout the upscale delay, otherwise the
+        current one. Stuck starts do not count as workers and are replaced."""
         lost = self._starts.num_lost
         alive = target - lost
         if lasting is None or _up_to(lasting) <= alive:
@@ -156,11 +158,11 @@ class Autoscaler:
     def _cancelled(self, needed: float, negative: float | None, target: int, running: int) -> int:
         """A smaller target that cancels workers that are still starting, or the current one.
 
-        Workers are cancelled immediately if fewer are more than enough, and after
-        `_JUST_ENOUGH_DELAYS` upscale delays if fewer just suffice. The target falls by at least two
-        steps, since workers that are cancelled due to noise in the load would be needed again.
-        Serve first stops the replicas that are starting. A single worker is not cancelled, since
-        clients that gave up waiting for it will retry.
+        Workers are cancelled immediately if the others would be far below their targets, and after
+        `_JUST_ENOUGH_DELAYS` upscale delays if they would be close to them. The target falls by at
+        least two steps, since workers that are cancelled due to noise in the load would be needed
+        again. Serve first stops the replicas that are starting. A single worker is not cancelled,
+        since clients that gave up waiting for it will retry.
         """
         if target <= running:
             return target

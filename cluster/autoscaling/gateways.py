@@ -13,11 +13,11 @@ TARGET_CPU = 0.6
 """Target CPU usage per gateway in cores. A gateway's event loop is single-threaded, so near 1.0 all
 streams are delayed; the headroom absorbs bursts while another gateway starts."""
 UPSCALE_DELAY_S = 15.0
-"""Seconds for which more gateways must be needed before one is started: the sync period of
-Kubernetes' HorizontalPodAutoscaler. A single long prompt must not start a gateway."""
+"""Delay in seconds before a gateway is started: the sync period of Kubernetes'
+HorizontalPodAutoscaler. A single long prompt must not start a gateway."""
 DOWNSCALE_DELAY_S = 300.0
-"""Seconds for which fewer gateways must suffice before one is stopped: the default stabilization
-window of Kubernetes' HorizontalPodAutoscaler."""
+"""Delay in seconds before a gateway is stopped: the default stabilization window of Kubernetes'
+HorizontalPodAutoscaler."""
 
 
 class CpuMeter:

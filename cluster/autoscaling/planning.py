@@ -13,11 +13,11 @@ _MIN_RATE = 0.5
 """Lower bound on the service rate: a queue shows that there are too few workers, but not how many
 more are needed, so the correction at most doubles their number."""
 _LEARN_S = 6.0 * WINDOW_S
-"""Time constant in seconds of the measured service rate; long compared with the meter's window,
-which smooths steps in the load."""
+"""Time constant in seconds of the measured service rate; long compared with WINDOW_S, over which
+the meter averages the load."""
 _MEAN = 0.5
-"""Time constant of the mean of arriving work, in startup times: new workers cannot serve work that
-comes and goes within one start, and a lasting rise should not wait for a second start."""
+"""Time constant of the mean of arriving work, in startup times: workers started for a shorter burst
+would come too late, and a lasting rise should not wait for a second start."""
 _MAX_UTILIZATION = 0.9
 """Upper bound on the utilization in the horizon's formula: at 1.0 there would be no idle time to
 clear a backlog."""

@@ -10,7 +10,7 @@ more requests per run do not show how much runs vary. Ratios are those of the ru
 Their confidence intervals are Student's t on logarithms, paired if the runs of both sides have the
 same seeds, otherwise Welch's. With fewer than three runs on a side, there is no verdict. The false
 discovery rate of all rows together is controlled (Benjamini and Hochberg): if A and B are equal,
-about one comparison in twenty has a verdict, regardless of the number of rows.
+about one report in twenty has a (false) verdict, regardless of the number of rows.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ Facts = Mapping[str, Any]
 
 @dataclass(kw_only=True, slots=True)
 class _Sheet:
-    """Parts of a result, grouped by structure."""
+    """Values of a result, grouped by the kind of table that shows them."""
 
     facts: dict[Path, dict[str, Any]] = field(default_factory=dict)
     """Scalar values, keyed by the path of the enclosing object."""

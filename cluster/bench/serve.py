@@ -34,7 +34,7 @@ HEADERS_FLAG: Mapping[str, Any] = {"flag": "--header", "argparse": {"metavar": "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeOptions:
-    """Options of a load on an endpoint. Field names are the flags."""
+    """Options of a load against an endpoint. Field names are the flags."""
 
     base_url: str = "http://127.0.0.1:8000"
     """Base URL of the server."""

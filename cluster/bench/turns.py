@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """Results of each variant's turns, which are paired by round.
+    """Results of alternating measurements, by variant and paired by round.
 
     Args:
         by_variant: results by variant, one per round in the order of the rounds.
@@ -26,15 +26,15 @@ class Turns(Generic[T]):
         return self.by_variant[variant]
 
     def pairs(self, variant: str, other: str) -> list[tuple[T, T]]:
-        """Turns of a variant and of a baseline, paired by round."""
+        """Results of a variant and of a baseline, paired by round."""
         return list(zip(self[variant], self[other], strict=True))
 
     def values(self, variant: str, figure: Callable[[T], float]) -> list[float]:
-        """One metric of each of a variant's turns, in the order of the rounds."""
+        """One metric of each of a variant's results, in the order of the rounds."""
         return [figure(turn) for turn in self[variant]]
 
     def median(self, variant: str, figure: Callable[[T], float]) -> float:
-        """Median of a metric over a variant's turns."""
+        """Median of a metric over a variant's results."""
         return percentile(self.values(variant, figure), 50.0)
 
     def ratios(self, variant: str, baseline: str, figure: Callable[[T], float]) -> list[float]:

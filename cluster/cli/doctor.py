@@ -47,7 +47,7 @@ PROGRAM_TIMEOUT_S = 30
 without the driver's persistence mode."""
 CHECKED = ("headers", "names", "configuration")
 """What was checked of a model's tensors: the headers of the weights if they are downloaded, the
-names if only the index is, otherwise only the configuration."""
+names if only the index of the weights is downloaded, otherwise only the configuration."""
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Safetensors types that are converted to the model's data type when loaded."""
 

@@ -83,7 +83,7 @@ class Endpoint:
         return [str(card["id"]) for card in self.get("/v1/models")["data"]]
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Sends `body` by POST and yields the events of the streamed response."""
+        """POSTs `body`; yields the events of the streamed response."""
         with self._open(path, {**body, "stream": True}) as response:
             for line in _lines(response):
                 if not line.startswith(b"data:"):

@@ -92,8 +92,8 @@ class SessionRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterRow:
-    """Workers that have a LoRA adapter, and its rates since the previous scrape, from the gateways'
-    metrics."""
+    """A LoRA adapter: workers that have it, and its rates since the previous scrape, from the
+    gateways' metrics."""
 
     model: str
     """Name of the adapter's base model."""

@@ -1,4 +1,4 @@
-"""In-process engine that a benchmark drives step by step, and measurements of its turns."""
+"""In-process engine that a benchmark drives step by step, and measurements of its runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from worker.protocol.speculation import SpeculationTotals
 GATEWAY = "bench"
 """Gateway id of a benchmark's requests."""
 KEPT_RECORDS = 5
-"""Number of timeline records kept per decode turn."""
+"""Number of timeline records kept per decode run."""
 _SETTLING_STEPS = 4
 """Number of unmeasured steps after every request has its first token."""
 
@@ -56,7 +56,7 @@ class Request(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Answer:
-    """Answer to a request. Times are seconds since the start of its turn."""
+    """Answer to a request. Times are seconds since the start of its run."""
 
     num_prompt: int
     """Number of prompt tokens."""
@@ -79,16 +79,16 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """Measurements of one turn, in which an engine answers all requests."""
+    """Measurements of one run, in which an engine answers all requests."""
 
     answers: Sequence[Answer]
     """Answers in the order of the requests."""
     elapsed_s: float
     """Seconds from the start of the clock to the last token."""
     before: LoadSnapshot
-    """Load report of the engine before the turn; its counters accumulate over turns."""
+    """Load report of the engine before the run; its counters accumulate over runs."""
     after: LoadSnapshot
-    """Load report after the turn."""
+    """Load report after the run."""
 
     @property
     def num_tokens(self) -> int:
@@ -102,11 +102,11 @@ class Turn:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second over the turn."""
+        """Generated tokens per second over the run."""
         return self.num_tokens / self.elapsed_s
 
     def growth(self, name: str) -> float:
-        """Increase of a load-report counter, such as `blocks.num_forwards`, during the turn."""
+        """Increase of a load-report counter, such as `blocks.num_forwards`, during the run."""
         read = attrgetter(name)
         return float(read(self.after) - read(self.before))
 
@@ -227,7 +227,7 @@ class BenchEngine:
 
         Args:
             running: number of requests.
-            number: number of the turn, which seeds the prompts.
+            number: number of the run, which seeds the prompts.
             steps: number of measured steps.
             input_len: tokens per prompt.
         """
@@ -293,7 +293,8 @@ class BenchEngine:
             self.core.step()
 
     def _load(self) -> LoadSnapshot:
-        """A copy of the load report, whose counters change; zeros for missing parts."""
+        """Copy of the load report, since its counters keep changing; parts that the engine does not
+        report are zero."""
         encoded = self._encoder.encode(self.core.report().load)
         load = msgspec.msgpack.decode(encoded, type=LoadSnapshot)
         load.speculation = load.speculation or SpeculationTotals()

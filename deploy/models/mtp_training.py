@@ -46,8 +46,8 @@ _FURTHER_WEIGHT: Final = 0.5
 """Loss weight of the second draft, which starts from the head's own output."""
 _STATE_WEIGHT: Final = 4.0
 """Loss weight of the difference between the head's outputs and the model's states at the next
-position, relative to their magnitude. It applies at all positions, and lets later drafts work like
-the first one."""
+position, relative to their magnitude. It applies at all positions: later drafts start from these
+outputs, as the first draft starts from the model's state."""
 HEAD_FILE: Final = "mtp.safetensors"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -139,7 +139,7 @@ class Training(ABC, Generic[BatchT]):
         return train_tokenizer(texts, config.vocab_size, self.markers)
 
     def make_model(self) -> Qwen3ForCausalLM:
-        """Initializes the weights."""
+        """A model with random weights."""
         return Qwen3ForCausalLM(self.model_config())
 
     @abstractmethod

@@ -2,8 +2,8 @@
 
 cuda.txt has torch from PyPI and its CUDA dependencies, cpu.txt has torch from PyTorch's index, and
 common.txt has everything else. An image installs common.txt and one of the other two. Versions come
-from constraints.txt. Distributions that it does not pin keep their versions unless --upgrade is
-given. tools.txt has the tools of `make check-supply`.
+from constraints.txt. Distributions that constraints.txt does not pin keep their versions unless
+--upgrade is given. tools.txt has the tools of `make check-supply`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from kernels.registry import op
 
 @op
 def activate_fp8(both: torch.Tensor, activation: Activation, *, by_block: bool) -> Fp8Rows:
-    """Applies a gated activation, rounds the result to the type of its input, and quantizes it as
+    """Applies a gated activation, rounds the result to the dtype of its input, and quantizes it as
     `quantize_fp8` does.
 
     Args:

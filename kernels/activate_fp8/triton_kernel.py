@@ -19,7 +19,7 @@ from kernels.tiles import cdiv
 
 @implements(activate_fp8, "triton")
 def launch_activate_fp8(both: torch.Tensor, activation: Activation, *, by_block: bool) -> Fp8Rows:
-    """Launches a grid of (rows, parts of a row); a row with a single scale is one part."""
+    """Launches a grid of (rows, blocks of columns); with one scale per row, a row is one block."""
     assert activation.is_gated, "no kernel for activations without a gate"
     rows, features = len(both), both.shape[1] // 2
     out = empty_rows(rows, features, by_block=by_block, device=both.device)

@@ -9,14 +9,14 @@ from kernels.registry import op
 
 @op
 def squared_relu(x: torch.Tensor) -> torch.Tensor:
-    """Squared ReLU of x [T, I], in the type of x."""
+    """Squared ReLU of x [T, I], in the dtype of x."""
     return torch.relu(x).square()  # rounds once, since the ReLU itself is exact
 
 
 @op
 def xielu(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """xIELU (arXiv 2411.13010): p x² + b x for positive elements, and
-    n (exp(min(x, e)) - 1 - x) + b x for all others; computed in fp32, rounded to the type of x.
+    n (exp(min(x, e)) - 1 - x) + b x for all others; computed in fp32, rounded to the dtype of x.
 
     Args:
         x: [T, I]: inputs.

@@ -58,8 +58,8 @@ class AttentionMetadata:
     Query i of a row is at position `seq_len - query_len + i` and attends to all positions up to the
     end of its block; blocks are counted from position 0. With a window, it attends to the last
     `window` positions up to its own; if attention is chunked, to the positions of its chunk up to
-    its own. Pages on which no position is visible to a row are not read, except in a split of keys
-    that has visible ones.
+    its own. Pages without a position that is visible to a row are not read, unless they belong to a
+    split of keys with visible positions.
     """
 
     page_table: torch.Tensor
@@ -146,7 +146,7 @@ class AttentionStep(Protocol):
 
         Args:
             q: [T, Hq, D], row after row; heads are contiguous, rows may be strided.
-            k_cache: [num_pages, page_size, Hkv, D], including the new tokens' keys, in the type of
+            k_cache: [num_pages, page_size, Hkv, D], including the new tokens' keys, in the dtype of
                 q or in FP8. The caches must hold finite numbers everywhere, even in unused slots:
                 allocate them with zeros.
             v_cache: values [num_pages, page_size, Hkv, Dv], where Dv is at most D; or, for latents

@@ -13,7 +13,7 @@ from kernels.attention.base import AttentionMetadata
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitExtends:
-    """Extends in two parts, each of which keeps the order of its rows."""
+    """Extends, split into selected rows and all others; both keep the order of the rows."""
 
     selected: AttentionMetadata
     others: AttentionMetadata | None

@@ -146,7 +146,7 @@ def _decode_group(
 
 @dataclass(frozen=True, slots=True)
 class ExtendStep:
-    """Planned extends: one attention call per row, or per piece of a long row."""
+    """Planned extends: one attention call per row, or per chunk of queries of a long row."""
 
     pieces: tuple[ExtendPiece, ...]
     cap: float

@@ -12,7 +12,7 @@ from kernels.attention.base import AttentionMetadata, window_start
 _MAX_PADDING = 2
 # Maximum number of tokens of a group: its keys and values should stay in the last-level cache.
 _MAX_GROUP_TOKENS = 8192
-# Maximum number of elements of a causal mask; longer extends are split into pieces of queries.
+# Maximum number of elements of a causal mask; longer extends are split into chunks of queries.
 _MAX_MASK_ELEMENTS = 1 << 20
 
 
@@ -33,7 +33,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtendPiece:
-    """Consecutive queries of one row."""
+    """Chunk of consecutive queries of one row, which are computed in one call."""
 
     query_start: int
     query_stop: int
@@ -121,9 +121,9 @@ def _group_by_length(lengths: list[int], page_size: int) -> list[list[int]]:
 
 
 def plan_extend_pieces(metadata: AttentionMetadata) -> tuple[ExtendPiece, ...]:
-    """Plans extends: one piece per row, or more if a row's mask would be large.
+    """Plans extends: one chunk of queries per row, or several if the row's mask would be large.
 
-    With a window, a piece begins with the page of the first position that any of its queries
+    With a window, a chunk's keys begin with the page of the first position that any of its queries
     attends to.
     """
     page_table, page_size = metadata.page_table, metadata.page_size

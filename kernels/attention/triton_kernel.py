@@ -200,9 +200,9 @@ def _split_of(
     lowest, highest_query, split, length,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Range of keys of a split, which has `length` of the keys that a tile's queries attend to, and
-    the number of splits of the tile. Queries of the tile are at positions `lowest` to
-    `highest_query`."""
+    """First and last (exclusive) key of a split of `length` keys, and the number of splits of its
+    tile. Only keys to which the tile's queries, at positions `lowest` to `highest_query`, attend
+    are split."""
     visible = (highest_query // BLOCK_SIZE + 1) * BLOCK_SIZE
     first_key = visible * 0
     if WINDOW > 0:
@@ -262,8 +262,8 @@ def _walk(
 ):  # fmt: skip
     """Continues an online softmax [M], in powers of 2, with tiles of keys from `start` up to
     `stop`. If MASKED, skips keys at or after `end`, and those that queries at positions [M] do not
-    attend to; a single query attends to all keys before `end`. If WINDOW is 0, no key precedes a
-    window. FP8 keys and values are converted to the type of q, which is exact."""
+    attend to; a single query attends to all keys before `end`. If WINDOW is 0, there is no window,
+    or no key precedes one. FP8 keys and values are converted to the dtype of q, which is exact."""
     dimension, column = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     dimension_inside, column_inside = dimension < HEAD_DIM, column < VALUE_DIM
     for block in range(start, stop, BLOCK_N):

@@ -97,7 +97,8 @@ def count_arrivals(num_rows: int, num_heads: int, device: torch.device) -> torch
 
 
 def count_splits(programs_per_split: int, most_visible: int, least_split: int) -> int:
-    """Number of splits of the keys that fill the device, with at least `least_split` keys each."""
+    """Number of splits of the keys with which programs fill the device; each split has at least
+    `least_split` keys."""
     wanted = -(-TARGET_PROGRAMS // programs_per_split)
     useful = -(-most_visible // least_split)
     return max(1, min(wanted, useful, _MAX_SPLITS))
@@ -187,7 +188,7 @@ def _leave_part(
 
 @triton.jit
 def store_rows(out_ptr, place, column, rows, kept, VALUE_DIM: tl.constexpr):
-    """Stores rows [M, columns] at the indices [M] of their pairs, rounded to the output's type."""
+    """Stores rows [M, columns] at the indices [M] of their pairs, rounded to the output's dtype."""
     out_ptrs = out_ptr + place[:, None] * VALUE_DIM + column[None, :]
     tl.store(out_ptrs, rows.to(out_ptr.dtype.element_ty), mask=kept)
 

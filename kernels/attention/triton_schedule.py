@@ -85,7 +85,7 @@ class Schedule:
     """[n, KV heads] int32: number of splits of a tile that have been stored, at the tile's first
     item; zero between launches."""
     num_partials: int
-    """Maximum number of items of tiles with several splits, which have partial outputs."""
+    """Upper bound of the number of partial outputs: one per item of a tile with several splits."""
 
 
 def make_schedule(

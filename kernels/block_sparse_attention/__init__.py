@@ -90,7 +90,7 @@ def attend_to_blocks(
 
     Args:
         q: [N, Hq, D]; consecutive query heads share a KV head.
-        caches: keys and values [num_pages, page_size, H, D], in the type of q or in FP8 (e4m3).
+        caches: keys and values [num_pages, page_size, H, D], in the dtype of q or in FP8 (e4m3).
         selection: blocks from `select_blocks`.
         scale: factor by which scores are multiplied, including the scale of keys in an FP8 cache.
         value_scale: scale of values in an FP8 cache, by which the result is multiplied.
@@ -123,8 +123,8 @@ def attend_to_blocks(
 def best_runs(
     scores: torch.Tensor, piece: SparsePiece, queries: SparseQueries, block_size: int
 ) -> torch.Tensor:
-    """Runs of cells [n, H, C] of a piece's blocks with the highest scores [n, H, blocks], as
-    in `BlockSelection`."""
+    """Runs [n, H, C] of the blocks with the highest scores [n, H, blocks], for a chunk of queries;
+    in the format of `BlockSelection.runs`."""
     positions, page_size = queries.positions[piece.start : piece.stop], queries.page_size
     own = (positions // block_size)[:, None, None].expand(-1, scores.shape[1], 1)
     scores.scatter_(2, own, float("inf"))
@@ -147,7 +147,7 @@ def run_length(queries: SparseQueries, block_size: int) -> int:
 def selection_of(
     runs: list[torch.Tensor], queries: SparseQueries, block_size: int
 ) -> BlockSelection:
-    """The selection with the runs of all pieces."""
+    """The selection that consists of the runs of all chunks of queries."""
     return BlockSelection(
         runs=torch.cat(runs),
         hidden=block_size - 1 - queries.positions % block_size,

@@ -48,7 +48,7 @@ def launch_select_blocks(
     cos_sin_cache: torch.Tensor,
     batch_invariant: bool = False,
 ) -> BlockSelection:
-    """Launches a grid of (blocks, tiles of queries) that computes the scores of each piece; torch
+    """Launches a grid of (blocks, tiles of queries) that computes the scores of each chunk; torch
     selects the highest scores. A query's scores do not depend on other queries."""
     rotate_heads(q, queries.positions, cos_sin_cache)
     q = q.contiguous()

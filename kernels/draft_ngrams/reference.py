@@ -18,8 +18,8 @@ def draft_ngrams(
     int64 [F], 0 if there is none.
 
     The match is the longest earlier occurrence of the latest tokens; the last one if there are
-    several. Drafts are the tokens after the match; when they reach the newest token, they start
-    over. Without a match, they repeat the newest token.
+    several. Drafts are the tokens after the match up to the newest token, repeated if they are
+    fewer than `count`. Without a match, the newest token is repeated.
 
     Args:
         token_pool: int32 [slots, positions]: tokens of each request.

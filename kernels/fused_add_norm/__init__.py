@@ -27,7 +27,7 @@ def fused_add_norm(
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
     """Norms of x + residual, and the sum. Inputs are not modified.
 
-    Each operation rounds to the type of x; norms are computed in fp32. A row's result is bitwise
+    Each operation rounds to the dtype of x; norms are computed in fp32. A row's result is bitwise
     independent of other rows.
 
     Args:

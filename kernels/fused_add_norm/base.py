@@ -22,7 +22,7 @@ class Norm(NamedTuple):
     """Whether the norm is a LayerNorm, which rounds once, at the end; an RMSNorm rounds before and
     after the weight is applied, like `rms_norm`."""
     is_fp32: bool = False
-    """Whether the result is fp32; its values are always rounded to the type of the rows first."""
+    """Whether the result is fp32; its values are always rounded to the dtype of the rows first."""
 
 
 def check_norms(

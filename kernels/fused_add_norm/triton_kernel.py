@@ -172,7 +172,7 @@ def _sum_row(
     HAS_RESIDUAL: tl.constexpr, HAS_X_WEIGHT: tl.constexpr, HAS_RESIDUAL_WEIGHT: tl.constexpr,
     SCALES_X: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The sum of a row of x and a row of the residual, in the type of x, from pointers to both."""
+    """The sum of a row of x and a row of the residual, in the dtype of x, from pointers to both."""
     total = tl.load(x, mask=inside, other=0.0)
     if HAS_X_WEIGHT:
         total = normalise(total, tl.load(x_weights, mask=inside, other=0.0), eps, WIDTH)
@@ -204,14 +204,14 @@ def _normalised(total, eps, inside, SUBTRACTS_MEAN: tl.constexpr, WIDTH: tl.cons
 def _store(
     target, row, weights, biases, inside, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """Stores a normalized row times the weight, plus the bias, rounded to the type of the rows."""
+    """Stores a normalized row times the weight, plus the bias, rounded to the dtype of the rows."""
     result = _weighted(row, weights, biases, inside, HAS_BIAS, DTYPE)
     tl.store(target, result.to(target.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _weighted(row, weights, biases, inside, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr):
-    """A normalized row times the weight, plus the bias, rounded to the type of the rows."""
+    """A normalized row times the weight, plus the bias, rounded to the dtype of the rows."""
     result = row * tl.load(weights, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         result += tl.load(biases, mask=inside, other=0.0).to(tl.float32)

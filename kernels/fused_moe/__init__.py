@@ -1,4 +1,4 @@
-"""Fused mixture of experts (MoE): gated MLPs, of which each token uses a few."""
+"""Fused mixture of experts (MoE): MLPs, gated or not, of which each token uses a few."""
 
 from __future__ import annotations
 

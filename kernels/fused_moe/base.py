@@ -14,8 +14,8 @@ class ExpertWeights(NamedTuple):
     """Linear weights [N, K] of E experts."""
 
     values: torch.Tensor
-    """[E, N, K] in the type of the inputs. With `scaling`, codes as in `dequantize`; with `packed`,
-    packed words."""
+    """[E, N, K] in the dtype of the inputs. With `scaling`, codes as in `dequantize`; with
+    `packed`, packed words."""
     scaling: BlockScales | None = None
     """Scales of codes; None if `values` are not codes."""
     packed: PackedCodes | None = None
@@ -42,7 +42,7 @@ class Experts(NamedTuple):
 
 
 class ExpertBiases(NamedTuple):
-    """Biases of the experts' projections, in the type of the inputs."""
+    """Biases of the experts' projections, in the dtype of the inputs."""
 
     gate_up: torch.Tensor
     """[E, 2 * I]: biases of gate and up projections."""
@@ -54,7 +54,7 @@ class ExtraTerms(NamedTuple):
     """Terms that are added to the sum of a token's experts."""
 
     shared: torch.Tensor | None = None
-    """[T, H] in the type of the inputs: output of the shared expert; None if unused."""
+    """[T, H] in the dtype of the inputs: output of the shared expert; None if unused."""
     gate: torch.Tensor | None = None
     """fp32 [T, 1], rows may be strided: its sigmoid multiplies `shared`; None if there is no
     gate."""

@@ -28,9 +28,9 @@ def fused_moe(
     batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)), or with another
-    activation: [T, H] in the type of x.
+    activation: [T, H] in the dtype of x.
 
-    Inputs and results of the activation are rounded to the type of x. Quantized weights must be
+    Inputs and results of the activation are rounded to the dtype of x. Quantized weights must be
     packed on CUDA.
 
     Args:

@@ -64,8 +64,8 @@ pipeline stages. Below it, such tiles have one stage fewer, since several format
 _SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
 """Sizes of the matmuls in fp32."""
 _FP8_SIZES = {64: _Sizes(64, 128, 128, 4, 3), 128: _Sizes(128, 128, 128, 8, 3)}
-"""Sizes of matmuls with FP8 inputs, by rows per tile. For tiles of 16 rows, weights are decoded
-instead of inputs being quantized."""
+"""Sizes of matmuls with FP8 inputs, by rows per tile. For tiles of 16 rows, the weights are
+dequantized instead of quantizing the inputs."""
 _FP8_CAPABILITY = 89
 """Minimum compute capability for FP8 matmuls."""
 _BLACKWELL, _BLACKWELL_WARPS = 100, 8

@@ -10,14 +10,14 @@ from kernels.registry import op
 
 @op
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Maps [T, 2 * I] to silu(x[:, :I]) * x[:, I:], computed in fp32, rounded to the type of x."""
+    """Maps [T, 2 * I] to silu(x[:, :I]) * x[:, I:], computed in fp32, rounded to the dtype of x."""
     gate, up = _fp32_halves(x)
     return rowwise.silu(gate).mul_(up).to(x.dtype)
 
 
 @op
 def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Maps [T, 2 * I] to gelu(x[:, :I]) * x[:, I:], computed in fp32, rounded to the type of x,
+    """Maps [T, 2 * I] to gelu(x[:, :I]) * x[:, I:], computed in fp32, rounded to the dtype of x,
     with the tanh approximation of GELU, as in Gemma."""
     gate, up = _fp32_halves(x)
     return rowwise.gelu_tanh(gate).mul_(up).to(x.dtype)
@@ -25,7 +25,7 @@ def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 @op
 def clamped_silu_and_mul(x: torch.Tensor, limit: float) -> torch.Tensor:
-    """Maps [T, 2 * I] to min(silu(x[:, :I]), limit) * u, computed in fp32, rounded to the type of
+    """Maps [T, 2 * I] to min(silu(x[:, :I]), limit) * u, computed in fp32, rounded to the dtype of
     x, as in Step 3.5; u is x[:, I:], clamped to [-limit, limit]."""
     gate, up = _fp32_halves(x)
     return rowwise.silu(gate).clamp_(max=limit).mul_(up.clamp(-limit, limit)).to(x.dtype)
@@ -33,8 +33,8 @@ def clamped_silu_and_mul(x: torch.Tensor, limit: float) -> torch.Tensor:
 
 @op
 def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-    """Maps [T, 2 * I] to (u + 1) * g * sigmoid(alpha * g), computed in fp32, rounded to the type of
-    x, as in gpt-oss.
+    """Maps [T, 2 * I] to (u + 1) * g * sigmoid(alpha * g), computed in fp32, rounded to the dtype
+    of x, as in gpt-oss.
 
     g is the first half, clamped to at most `limit`; u is the second half, clamped to [-limit,
     limit].

@@ -9,7 +9,7 @@ Each head has one decay, or one per dimension of its keys (Kimi Delta Attention;
 
 `gated_delta_net` computes a whole layer except for its projections. On CUDA, a step whose rows have
 few tokens takes three launches, which read and write each state once. Longer rows are computed in
-pieces by matmuls, which takes two more launches.
+chunks by matmuls, which takes two more launches.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from kernels.short_convolution import convolve
 from kernels.states import PIECE, StateCache, StateRows
 
 _CHANNEL_PIECE: Final = 16
-"""Maximum number of positions that are computed together if each dimension of keys has its own
-decay: time and memory grow with the number of pairs of positions times dimensions."""
+"""Maximum number of positions in a chunk if each dimension of keys has its own decay: time and
+memory grow with the number of pairs of positions times dimensions."""
 
 
 @op
@@ -34,12 +34,12 @@ def gated_delta_net(
         projected: [T, W]: projections of the rows' tokens, with `DeltaLayer.widths`.
         layer: weights.
         cache: states; only padding rows, whose results are arbitrary, may share one.
-        rows: slots, pieces and snapshots of the rows.
+        rows: slots, chunks and snapshots of the rows.
         by_position: whether to advance by single positions, so that the result is bitwise
             independent of other rows and of how a prompt is split into chunks.
 
     Returns:
-        [T, H * V] in the type of `projected`.
+        [T, H * V] in the dtype of `projected`.
     """
     widths = layer.widths
     mixed, z, b, a = projected.split([sum(widths[:3]), *widths[3:]], dim=1)

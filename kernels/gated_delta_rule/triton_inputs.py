@@ -18,11 +18,11 @@ from kernels.tiles import cdiv, next_power_of_2
 _HEADS: Final = 4
 """Heads per program, independent of the step's size, so that results are independent of it, too."""
 _RUNS: Final = 4
-"""Number of programs among which the tokens of a piece are divided."""
+"""Number of programs among which the tokens of a chunk are divided."""
 
 
 class PreparedInputs(NamedTuple):
-    """`DeltaInputs` of a step by key head, with q, k and v in the type of the projections."""
+    """`DeltaInputs` of a step by key head, with q, k and v in the dtype of the projections."""
 
     qk: torch.Tensor
     """[T, 2 Hk, K]: scaled queries, then keys."""
@@ -35,7 +35,7 @@ class PreparedInputs(NamedTuple):
 def prepare_inputs(
     projected: torch.Tensor, layer: DeltaLayer, cache: StateCache, rows: StateRows
 ) -> PreparedInputs:
-    """Launches a grid of (pieces, runs of tokens, blocks of heads)."""
+    """Launches a grid of (chunks, runs of tokens, blocks of heads)."""
     num_tokens, num_heads = len(projected), len(layer.log_rate)
     key_heads, key_dim, value_dim = layer.num_key_heads, layer.key_dim, len(layer.norm)
     widths = layer.widths
@@ -63,8 +63,8 @@ def prepare_inputs(
 
 
 _ROW_ARRAYS = ["slot_ptr", "start_ptr", "piece_ptr", "piece_row_ptr", "row_piece_ptr"]
-"""Pointers into the step's staged inputs. Their alignment varies; kernels are not specialized on
-it, so that one binary serves all."""
+"""Names of the arguments that point into the step's staged inputs. Their alignment varies; kernels
+are not specialized on it, so that one binary serves all."""
 
 
 @dependent_kernel(do_not_specialize_on_alignment=_ROW_ARRAYS)

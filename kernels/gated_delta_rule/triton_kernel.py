@@ -1,7 +1,7 @@
 """Triton gated delta net: launches of a step.
 
 Rows of few tokens are advanced position by position in one launch, which reads and writes a state
-once. Longer rows are computed in pieces, all rows at once: first the terms that do not depend on
+once. Longer rows are computed in chunks, all rows at once: first the terms that do not depend on
 the state, then the states. Each launch is for all rows, and each program determines on the device
 whether it computes its row, so graphs can contain steps with any rows.
 """
@@ -22,7 +22,7 @@ from kernels.states import StateCache, StateRows
 
 MOST_STEPS: Final = 16
 """Maximum number of tokens of a row that is advanced by position. Estimated: a position takes about
-1 us, and the launches for pieces take 20 us."""
+1 us, and the launches for chunks take 20 us."""
 _ALL: Final = 1 << 30
 
 
@@ -35,8 +35,8 @@ def launch_gated_delta_net(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Launches the inputs, the rows of few tokens (all rows if `by_position`), the other rows, and
-    the norm."""
+    """Launches the kernels for the inputs, the rows of few tokens (all rows if `by_position`), the
+    other rows, and the norm."""
     num_heads, value_dim = len(layer.log_rate), len(layer.norm)
     out = projected.new_empty(len(projected), num_heads * value_dim)
     if not len(projected):

@@ -1,8 +1,8 @@
-"""Triton delta rule by pieces (arXiv 2412.06464, section 3.3).
+"""Triton delta rule by chunks (arXiv 2412.06464, section 3.3).
 
-A piece's updates of the state depend on those of its earlier positions: a triangular system. Terms
-that do not depend on the state are computed for all pieces at once; then a program per row, head
-and block of columns computes the states of the row's pieces one after another.
+A chunk's updates of the state depend on those of its earlier positions: a triangular system. Terms
+that do not depend on the state are computed for all chunks at once; then a program per row, head
+and block of columns computes the states of the row's chunks one after another.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -22,24 +22,24 @@ from kernels.states import PIECE, StateCache, StateRows
 from kernels.tiles import cdiv, next_power_of_2
 
 _FETCHING_AHEAD: Final = (80, 90)
-"""Compute capabilities (90 is 9.0) on which the next piece's factors are fetched while a piece is
+"""Compute capabilities (90 is 9.0) on which the next chunk's factors are fetched while a chunk is
 computed. This takes 123 KB of shared memory, but 8.6, 8.9 and 12.0 have only 99 KB per program
 (CUDA C++ guide, table 30). Compiled for 10.0, it spills registers."""
 
 
 class _Solved(NamedTuple):
-    """Terms of a step's pieces that do not depend on the state, in the type of the projections.
-    With the state S before a piece, its updates are u - w S."""
+    """Terms of a step's chunks that do not depend on the state, in the dtype of the projections.
+    With the state S before a chunk, its updates are u - w S."""
 
     w: torch.Tensor
     """[T, H, K]: factors of S."""
     u: torch.Tensor
     """[T, H, V]: updates for S = 0."""
     scores: torch.Tensor
-    """[T, H, PIECE]: decayed dot products of queries with the keys of their piece up to their own
+    """[T, H, PIECE]: decayed dot products of queries with the keys of their chunk up to their own
     position."""
     fade: torch.Tensor
-    """[T, H] fp32: logarithms of the decay since the piece began."""
+    """[T, H] fp32: logarithms of the decay since the chunk began."""
 
 
 def advance_by_pieces(
@@ -52,7 +52,7 @@ def advance_by_pieces(
     *,
     least_tokens: int,
 ) -> None:
-    """Launches two grids: (pieces, heads) and (rows, heads, blocks of columns), for rows with at
+    """Launches two grids: (chunks, heads) and (rows, heads, blocks of columns), for rows with at
     least `least_tokens` tokens. Writes the outputs to out [T, H * V] and updates the states."""
     num_tokens, num_heads, value_dim = inputs.v.shape
     num_rows, num_pieces, key_dim = len(rows.slots), len(rows.piece_rows), layer.key_dim
@@ -89,7 +89,7 @@ def advance_by_pieces(
 
 
 def _count_stages(dtype: torch.dtype) -> int:
-    """Number of pieces in flight."""
+    """Number of chunks in flight."""
     try:
         capability = triton.runtime.driver.active.get_current_target().arch
     except (RuntimeError, AssertionError):  # no device, as in Triton's interpreter
@@ -129,7 +129,7 @@ def _solve_kernel(
     position = tl.arange(0, PIECE)
     inside = position < count
     token = first + position
-    # Decays since the piece began, and between any two of its positions. The upper triangle is also
+    # Decays since the chunk began, and between any two of its positions. The upper triangle is also
     # masked before exp: its exponents are positive and may overflow.
     gates = gate_ptr + token * (2 * HEADS) + head
     fade = tl.cumsum(tl.load(gates, mask=inside, other=0.0), axis=0)
@@ -149,7 +149,7 @@ def _solve_kernel(
     overlap = multiply(k, tl.trans(k), DTYPE) * between * share[:, None]
     before = position[:, None] > position[None, :]
     inverse = inverse_of(tl.where(before, overlap, 0.0), DTYPE, PIECE)
-    # The system's solutions for values, and for what the state before the piece predicts.
+    # The system's solutions for values, and for what the state before the chunk predicts.
     value = tl.arange(0, BLOCK_V)[None, :]
     in_value = inside[:, None] & (value < VALUE)
     cells = (token[:, None] * HEADS + head) * VALUE + value
@@ -233,7 +233,7 @@ def _states_kernel(
         in_out = inside[:, None] & in_value[None, :]
         u = tl.load(u_ptr + cells, mask=in_out, other=0.0).to(tl.float32)
         updates = u - multiply(w, state, DTYPE)
-        # Outputs of the state before the piece, and of the piece's own updates.
+        # Outputs of the state before the chunk, and of the chunk's own updates.
         fade = tl.load(fade_ptr + of_head, mask=inside, other=0.0)
         columns = token[:, None] * (2 * KEY_HEADS * KEY)
         columns += head // (HEADS // KEY_HEADS) * KEY + key[None, :]
@@ -243,7 +243,7 @@ def _states_kernel(
         scores = tl.load(score_ptr + score_cells, mask=inside[:, None], other=0.0)
         output += multiply(scores, updates, DTYPE)
         tl.store(out_ptr + cells, output.to(out_ptr.dtype.element_ty), mask=in_out)
-        # The state after the piece.
+        # The state after the chunk.
         last = tl.load(fade_ptr + (end - 1) * HEADS + head)
         k = tl.load(qk_ptr + KEY_HEADS * KEY + columns, mask=in_row, other=0.0).to(tl.float32)
         left = k * tl.exp(tl.where(inside, last - fade, 0.0))[:, None]

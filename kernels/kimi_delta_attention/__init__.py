@@ -5,7 +5,7 @@ dimension, and a gated norm of its outputs.
     S = diag(exp(g)) S;  S = S + k (b (v - S^T k))^T;  o = norm(S^T q) sigmoid(gate)
 
 On CUDA, a step whose rows have few tokens takes two launches, which read and write each state once.
-Longer rows are computed in pieces by matmuls, which takes four more launches.
+Longer rows are computed in chunks by matmuls, which takes four more launches.
 """
 
 from __future__ import annotations

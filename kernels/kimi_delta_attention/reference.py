@@ -39,12 +39,12 @@ def kimi_delta_attention(
         layer: weights.
         states: fp32 [states, H, K, V]; only padding rows, whose results are arbitrary, may share
             one.
-        rows: slots, pieces and snapshots of the rows.
+        rows: slots, chunks and snapshots of the rows.
         by_position: whether to advance by single positions, so that the result is bitwise
             independent of other rows and of how a prompt is split into chunks.
 
     Returns:
-        [T, H * V] in the type of x.
+        [T, H * V] in the dtype of x.
     """
     inputs = kimi_delta_inputs(x, gates, layer)
     out = advance_rows(

@@ -1,6 +1,6 @@
 """Triton Kimi Delta Attention: launches of a step.
 
-Rows with few tokens are advanced position by position in one launch, longer ones by pieces, as in
+Rows with few tokens are advanced position by position in one launch, longer ones by chunks, as in
 `kernels/gated_delta_rule`. Each launch is for all rows, and each program determines on the device
 whether it computes its row, so graphs can run steps with any rows.
 """
@@ -34,7 +34,8 @@ def launch_kimi_delta_attention(
     *,
     by_position: bool,
 ) -> torch.Tensor:
-    """Launches the rows of few tokens (all rows if `by_position`), the other rows, and the norm."""
+    """Launches the kernels for rows of few tokens (all rows if `by_position`), the other rows, and
+    the norm."""
     out = torch.empty_like(gates.output, dtype=x.dtype, memory_format=torch.contiguous_format)
     if not len(x):
         return out

@@ -1,4 +1,4 @@
-"""Triton gated norm of Kimi Delta Attention: one program per piece and head, in place."""
+"""Triton gated norm of Kimi Delta Attention: one program per chunk and head, in place."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernels.tiles import next_power_of_2
 def gate_outputs(
     gates: torch.Tensor, layer: KimiDeltaLayer, rows: StateRows, out: torch.Tensor
 ) -> None:
-    """Launches a grid of (pieces, heads): normalizes each head of out [T, H * V] and multiplies it
+    """Launches a grid of (chunks, heads): normalizes each head of out [T, H * V] and multiplies it
     by the sigmoid of its gates [T, H * V]."""
     num_heads, value_dim = len(layer.log_rate), len(layer.norm)
     _gate_by_sigmoid_kernel[len(rows.piece_rows), num_heads](

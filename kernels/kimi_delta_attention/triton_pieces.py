@@ -1,7 +1,7 @@
-"""Triton Kimi Delta Attention by pieces (arXiv 2510.26692, section 3).
+"""Triton Kimi Delta Attention by chunks (arXiv 2510.26692, section 3).
 
-As for the gated delta net, a piece's updates of the state are the solution of a triangular system,
-and terms that do not depend on the state are computed for all pieces at once. Decays differ by
+As for the gated delta net, a chunk's updates of the state are the solution of a triangular system,
+and terms that do not depend on the state are computed for all chunks at once. Decays differ by
 dimension, so they are applied to keys and queries before these are multiplied: between blocks of 16
 positions relative to the later block's first position, so that all exponents are at most 0, and
 within a block for each pair of positions.
@@ -28,23 +28,23 @@ _BLOCK: Final = 16
 
 
 class _Faded(NamedTuple):
-    """Inputs of a step's pieces: L2-normalized queries and keys, in the type of x, and decays."""
+    """Inputs of a step's chunks: L2-normalized queries and keys, in the dtype of x, and decays."""
 
     q: torch.Tensor
     """[T, H, K]: scaled queries."""
     k: torch.Tensor
     """[T, H, K]: keys."""
     fade: torch.Tensor
-    """[T, H, K] fp32: logarithms of the decay since the start of the piece."""
+    """[T, H, K] fp32: logarithms of the decay since the start of the chunk."""
     since: torch.Tensor
-    """[T, H, K]: queries, decayed since the start of the piece."""
+    """[T, H, K]: queries, decayed since the start of the chunk."""
     until: torch.Tensor
-    """[T, H, K]: keys, decayed until the end of the piece."""
+    """[T, H, K]: keys, decayed until the end of the chunk."""
 
 
 class _Solved(NamedTuple):
-    """Terms of a step's pieces that do not depend on the state, in the type of x. With the state S
-    before a piece, its updates are u - w S."""
+    """Terms of a step's chunks that do not depend on the state, in the dtype of x. With the state S
+    before a chunk, its updates are u - w S."""
 
     w: torch.Tensor
     """[T, H, K]: factors of S."""
@@ -62,7 +62,7 @@ def advance_by_pieces(
     *,
     least_tokens: int,
 ) -> None:
-    """Launches four grids: (pieces, heads), (pieces, heads, blocks of positions), (pieces, heads)
+    """Launches four grids: (chunks, heads), (chunks, heads, blocks of positions), (chunks, heads)
     and (rows, heads, blocks of columns), for rows with at least `least_tokens` tokens. Writes the
     outputs to out [T, H * V] and updates the states."""
     num_heads, key_dim, value_dim = len(layer.log_rate), layer.key_dim, len(layer.norm)
@@ -224,7 +224,7 @@ def _solve_by_channel_kernel(
     inverse = inverse_of(tl.load(cells, mask=before, other=0.0), DTYPE, PIECE)
     share = tl.load(share_ptr + token * share_stride + head, mask=inside, other=0.0)
     share = (1.0 / (1.0 + tl.exp(-share.to(tl.float32))))[:, None]
-    # The system's solutions for values, and for what the state before the piece predicts.
+    # The system's solutions for values, and for what the state before the chunk predicts.
     value = tl.arange(0, BLOCK_V)[None, :]
     in_value = inside[:, None] & (value < VALUE)
     values = token[:, None] * (HEADS * (2 * KEY + VALUE)) + 2 * HEADS * KEY + head * VALUE + value
@@ -275,14 +275,14 @@ def _states_by_channel_kernel(
         in_out = inside[:, None] & in_value[None, :]
         u = tl.load(u_ptr + cells, mask=in_out, other=0.0).to(tl.float32)
         updates = u - multiply(w, state, DTYPE)
-        # Outputs of the state before the piece, and of the piece's own updates.
+        # Outputs of the state before the chunk, and of the chunk's own updates.
         since = tl.load(since_ptr + factors, mask=in_row, other=0.0)
         output = multiply(since, state, DTYPE)
         own_scores = score_ptr + of_head * PIECE + position[None, :]
         earlier = inside[:, None] & (position[:, None] >= position[None, :])
         output += multiply(tl.load(own_scores, mask=earlier, other=0.0), updates, DTYPE)
         tl.store(out_ptr + cells, output.to(out_ptr.dtype.element_ty), mask=in_out)
-        # The state after the piece.
+        # The state after the chunk.
         last = tl.load(fade_ptr + ((end - 1) * HEADS + head) * KEY + key, mask=in_key, other=0.0)
         until = tl.load(until_ptr + factors, mask=in_row, other=0.0)
         state = state * tl.exp(last)[:, None] + multiply(tl.trans(until), updates, DTYPE)

@@ -7,9 +7,9 @@ adjacent features are decoded to a pair of bfloat16 by one shift and a mask:
     4 bits   feature 2 i in bits 4 i to 4 i + 3 of a word; feature 2 i + 1 is 16 bits higher
     8 bits   features 0, 2, 1 and 3 in bytes 0 to 3
 
-Tiles are contiguous in memory, except those of FP8: these are parts of rows, so that cuBLASLt reads
-the same words as a matrix [N, K] of FP8. Since a matmul sums over all features, the order within
-each group of four only has to match that of the inputs (`quantize_fp8`).
+Tiles are contiguous in memory. In FP8, rows of the weight are contiguous instead, so that cuBLASLt
+reads the same words as a matrix [N, K] of FP8. Since a matmul sums over all features, the order
+within each group of four only has to match that of the inputs (`quantize_fp8`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from kernels.linear.base import PackedLinear
 
 
 class PlainWeight(PackedLinear):
-    """An unpacked weight, used on CUDA, and on CPU if oneDNN does not support its type."""
+    """An unpacked weight, used on CUDA, and on CPU if oneDNN does not support its dtype."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.out_features, self.in_features = weight.shape

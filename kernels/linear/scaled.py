@@ -1,6 +1,6 @@
 """FP8 weights on CUDA, multiplied by FP8 activations if there are many rows.
 
-Up to 128 rows, a matmul is bound by weight bandwidth, and weights are decoded to bfloat16 as in
+Up to 128 rows, a matmul is bound by weight bandwidth, and weights are dequantized to bfloat16 as in
 other formats. More rows are quantized, with a scale per token if the weight has scales per output
 feature, and with a scale per block of 128 features if it has scales per block; cuBLASLt or CUTLASS
 then multiplies FP8 by FP8. Norms and activation functions quantize their results for the next
@@ -26,7 +26,7 @@ _BLOCK_CAPABILITY = 9
 _BLOCK = 128
 """Number of input features per block, and of output features per block."""
 _WEIGHT_ONLY_ROWS = 128
-"""Maximum number of rows for which weights are decoded to bfloat16 and rows are not quantized.
+"""Maximum number of rows for which weights are dequantized to bfloat16 and rows are not quantized.
 Estimated: vLLM measured cuBLASLt to be 2.2 times slower than DeepGEMM up to 64 rows, and as fast
 for 1,024 or more (vllm#49932)."""
 

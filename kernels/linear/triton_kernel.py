@@ -36,7 +36,7 @@ def matmul_fixed_tiles(
     """Multiplies x [M, K] by the transposed weight [N, K] with fp32 accumulation, and adds bias
     [N]: [M, N].
 
-    Raises ValueError if there is no kernel for the type of x.
+    Raises ValueError if there is no kernel for the dtype of x.
     """
     tiles = _TILES.get(x.dtype)
     if tiles is None:

@@ -21,9 +21,9 @@ _ROWS = (16, 32, 64)
 """Numbers of rows per program. The smallest that holds a step's rows is used; in batch-invariant
 mode, always the last one."""
 _MOST_ROWS = 256
-"""Number of rows above which a separate launch dequantizes the weights for a dense matmul: each
-program would otherwise decode them again for 64 rows, and a dense matmul has larger tiles.
-Estimated."""
+"""Number of rows above which a separate launch dequantizes the weights for a dense matmul:
+otherwise, weights would be dequantized again for every 64 rows, and a dense matmul has larger
+tiles. Estimated."""
 _WARPS, _STAGES, _SINGLE_STAGES = 4, 4, 2
 _ADA, _BLACKWELL = 89, 100
 """Compute capabilities for which one tile size of a format would spill registers; see
@@ -188,8 +188,8 @@ def _weights(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Weights of a tile, TYPE [BLOCK_N, BLOCK_K], multiplied by their scales if groups are smaller
-    than a tile. `place` [BLOCK_N] are the indices of the rows' first groups, and `zero` [BLOCK_N]
-    the offsets of a tile's rows if they share one."""
+    than a tile. `place` [BLOCK_N]: indices of the rows' first groups. `zero` [BLOCK_N]: offset of
+    each row, used if groups are not smaller than a tile."""
     values = _decode(words, CODE, TYPE, BLOCK_N, BLOCK_K)
     if GROUP > 0 and GROUP < BLOCK_K:
         groups: tl.constexpr = BLOCK_K // GROUP

@@ -1,5 +1,5 @@
 """Attention of MLA prompts in expanded form: keys and values of each head are computed from the
-cached latents, a piece at a time."""
+cached latents, one chunk of keys at a time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _MAX_PAIRS = 1 << 20
 
 
 class SoftmaxState(NamedTuple):
-    """Attention of queries over the pieces of their keys so far; empty if the keys of every row are
-    in one piece."""
+    """Attention of queries over the chunks of keys so far; empty if no row has several chunks."""
 
     output: torch.Tensor
     """fp32 [T or 0, H, Dv]: output so far."""
@@ -46,7 +45,7 @@ def mla_prefill(
         q: [T, H, P + R]: queries, with rotary embedding of the last R dimensions; heads are
             contiguous, rows may be strided.
         cache: [num_pages, page_size, 1, V + R]: latents and rotary parts of keys, including those
-            of the step's tokens, in the type of q or in FP8 (e4m3).
+            of the step's tokens, in the dtype of q or in FP8 (e4m3).
         up: [H * (P + Dv), V]: weight of the projection from latents to each head's key and value.
         rows: the rows' plan.
         sizes: H, V, R, P and Dv.
@@ -93,9 +92,9 @@ def attend_to_expanded(
     scale: float,
     value_scale: float = 1.0,
 ) -> None:
-    """Computes the attention of the queries of a piece's rows over its keys.
+    """Computes the attention of the queries of a chunk's rows over its keys.
 
-    Pieces of a row are attended to in order: each continues the softmax of the previous one, and
+    Chunks of a row are attended to in order: each continues the softmax of the previous one, and
     the result is written when a query has attended to its last key.
 
     Args:
@@ -104,7 +103,7 @@ def attend_to_expanded(
         rotary: [K, R]: rotary parts of the keys, which all heads share; rows may be strided.
         out: [T, H, Dv]: results are written to it.
         rows: the rows' plan.
-        piece: the keys' rows and positions.
+        piece: the chunk's rows and the positions of its keys.
         state: state of the softmax of all queries.
         scale: factor by which scores are multiplied.
         value_scale: factor by which results are multiplied.
@@ -168,7 +167,7 @@ class _Queries(NamedTuple):
     def advance(
         self, k: torch.Tensor, v: torch.Tensor, state: SoftmaxState, *, is_first: bool
     ) -> None:
-        """Continues the softmax of these queries with a piece of keys."""
+        """Continues the softmax of these queries with a chunk of keys."""
         scores = (self.q @ k.transpose(1, 2)).float() * (self.scale * _LOG2_E)
         scores += self.mask(k.shape[1]).float()
         if not is_first:

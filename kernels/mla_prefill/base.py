@@ -4,7 +4,7 @@
     expanded   keys and values of each head, computed from the cached latents
 
 The absorbed form needs more operations per pair of a query and a key; the expanded form needs
-additional operations per key. So rows with many queries are expanded, in pieces of keys that bound
+additional operations per key. So rows with many queries are expanded, in chunks of keys that bound
 the memory.
 """
 
@@ -25,7 +25,7 @@ MIN_QUERIES = 128
 _PIECE_BYTES = 128 << 20
 """Maximum size, in bytes, of the keys and values that are expanded at a time."""
 _MIN_KEYS = 128
-"""Minimum number of keys per piece, for models with very many heads."""
+"""Minimum number of keys per chunk, for models with very many heads."""
 
 
 class Expansion(NamedTuple):
@@ -46,12 +46,13 @@ class Expansion(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Elements per expanded key: keys without rotary embedding and values of all heads."""
+        """Elements per cached token in expanded form: the keys without their rotary part, and the
+        values, of all heads."""
         return self.num_heads * (self.plain_dim + self.value_dim)
 
     @property
     def most_keys(self) -> int:
-        """Maximum number of keys per piece: 128 MiB, that is, 16,384 keys of 16 heads of 128 + 128
+        """Maximum number of keys per chunk: 128 MiB, that is, 16,384 keys of 16 heads of 128 + 128
         dimensions in bf16, or 2,048 keys of 128 heads."""
         return max(_MIN_KEYS, _PIECE_BYTES // (self.width * self.itemsize))
 
@@ -77,11 +78,11 @@ class Expansion(NamedTuple):
 
 
 class KeyPiece(NamedTuple):
-    """Keys that are expanded together: all of one or several rows, or some of one row."""
+    """Chunk of keys that are expanded together: all of one or several rows, or some of one row."""
 
     first_row: int
     last_row: int
-    """Exclusive end of the piece's rows [first_row, last_row)."""
+    """Exclusive end of the chunk's rows [first_row, last_row)."""
     start: int
     stop: int
     """Exclusive end of the keys' positions [start, stop) in a row; for whole rows, `start` is 0 and
@@ -105,11 +106,11 @@ class ExpandedRows:
     seq_lens_host: Sequence[int]
     """[B]: number of keys per row."""
     pieces: tuple[KeyPiece, ...]
-    """Pieces of all keys, in order."""
+    """Chunks of all keys, in order."""
 
     @property
     def has_parts(self) -> bool:
-        """Whether the keys of any row are in several pieces."""
+        """Whether the keys of any row are in several chunks."""
         return any(piece.start for piece in self.pieces)
 
 
@@ -118,7 +119,7 @@ def plan_expanded_rows(extend: AttentionMetadata, most_keys: int) -> ExpandedRow
 
     Args:
         extend: rows with causal attention.
-        most_keys: maximum number of keys per piece.
+        most_keys: maximum number of keys per chunk.
     """
     assert extend.query_start is not None, "decodes are absorbed"
     device, lengths = extend.page_table.device, extend.seq_lens_host
@@ -138,7 +139,7 @@ def plan_expanded_rows(extend: AttentionMetadata, most_keys: int) -> ExpandedRow
 
 
 def _ranges(lengths: Sequence[int], most_keys: int) -> Iterator[tuple[int, int, int, int]]:
-    """Rows and positions of each piece: consecutive rows that fit together, and parts of longer
+    """Rows and positions of each chunk: consecutive rows that fit together, and parts of longer
     ones."""
     first = count = 0
     for row, length in enumerate(lengths):
@@ -157,7 +158,7 @@ def _ranges(lengths: Sequence[int], most_keys: int) -> Iterator[tuple[int, int, 
 def _cells(
     extend: AttentionMetadata, starts: torch.Tensor, first: int, last: int, start: int, stop: int
 ) -> torch.Tensor:
-    """Cells of the keys of a piece; `starts` are the offsets of all rows' keys."""
+    """Cells of the keys of a chunk; `starts` are the offsets of all rows' keys."""
     device, size = starts.device, extend.page_size
     table = extend.page_table[first:last]
     if last - first == 1:

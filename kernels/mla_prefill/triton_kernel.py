@@ -2,7 +2,7 @@
 
 A program computes a block of queries of one row and head. Keys are contiguous and have two parts:
 one without rotary embedding, which is stored next to the values, and a rotary one, which all heads
-share. If a row has several pieces of keys, a program continues the softmax of the piece before.
+share. If a row has several chunks of keys, a program continues the softmax of the previous chunk.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -95,7 +95,7 @@ def _expanded_kernel(
     first_query = tl.load(query_start_ptr + row)
     query_len = tl.load(query_start_ptr + row + 1) - first_query
     seq_len = tl.load(seq_len_ptr + row)
-    # Positions below are relative to the first key of the piece.
+    # Positions below are relative to the first key of the chunk.
     first = seq_len - query_len - first_key
     lowest, highest_query = first + begin, first + tl.minimum(begin + BLOCK_M, query_len) - 1
     if (begin >= query_len) | (highest_query < 0):
@@ -163,7 +163,7 @@ def _walk(
     for block in range(start, stop, BLOCK_N):
         position = block + tl.arange(0, BLOCK_N)
         exists = position < stop
-        # Keys of a piece take less than 2^31 bytes.
+        # Keys of a chunk take less than 2^31 bytes.
         key_row = position * (NUM_HEADS * (PLAIN + VALUE_DIM))
         k_place = keys + key_row[None, :] + plain[:, None]
         v_place = keys + PLAIN + key_row[:, None] + column[None, :]

@@ -98,7 +98,7 @@ class NativeDecoder:
             `memory` is filled, only their shapes and types are used.
         page_size: tokens per page.
         num_threads: maximum number of threads of a forward pass, including the caller's.
-        ms_per_thread: estimated milliseconds of work per additional thread of a pass.
+        ms_per_thread: milliseconds of estimated work per thread; short passes use fewer threads.
         memory: memory for the copies, which may be filled with them already; None for memory of
             this process.
         all_reduce: sums an fp32 tensor over the ranks, in place; None for a single rank.

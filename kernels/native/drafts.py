@@ -50,7 +50,8 @@ class NativeDrafts:
     levels: list[list[int]]
     """Levels of each row's guesses."""
     drafted: list[int]
-    """Number of drafts of each row: all guesses, or all but the last."""
+    """Number of drafts of each row: its guesses, without the last one if that is too unlikely to be
+    accepted."""
 
 
 class NativeDrafter:

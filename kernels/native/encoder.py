@@ -86,7 +86,7 @@ class NativeEncoder:
     Args:
         model: weights, all of which are copied or packed, so they may be dropped afterwards.
         num_threads: maximum number of threads of a forward pass, including the caller's.
-        ms_per_thread: estimated milliseconds of work per additional thread of a pass.
+        ms_per_thread: milliseconds of estimated work per thread; short passes use fewer threads.
 
     Raises:
         NativeUnavailable: the library cannot be compiled or loaded on this machine.

@@ -61,7 +61,7 @@ class PackedTensors:
 
 
 def pack_weight(weight: torch.Tensor, memory: WeightMemory | None = None) -> torch.Tensor:
-    """Packs a weight [N, K] in the library's blocked layout: a flat tensor of the same type."""
+    """Packs a weight [N, K] in the library's blocked layout: a flat tensor of the same dtype."""
     compiled, (n, k) = library(), weight.shape
     memory, is_bf16 = memory or WeightMemory(), weight.dtype == torch.bfloat16
     packed = memory.take(compiled.rayfleet_packed_elements(is_bf16, n, k), dtype=weight.dtype)

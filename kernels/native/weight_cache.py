@@ -1,9 +1,9 @@
 """Weight cache: files of packed weights in the user's cache folder, memory-mapped by all processes
 that use them.
 
-A file holds the packed weights, then the CRC-32 of each piece, then an end marker. It is renamed to
-its final name when complete, and never modified afterwards. A process that maps it verifies the
-checksums first; corrupt files are repacked.
+A file holds the packed weights, then the CRC-32 of each block of 8 MiB, then an end marker. It is
+renamed to its final name when complete, and never modified afterwards. A process that maps it
+verifies the checksums first; corrupt files are repacked.
 
 A process that uses or writes a file holds a lock on it (flock), so that only unused files are
 evicted, least recently used first. `rm -r ~/.cache/rayfleet/weights` is safe at any time.
@@ -37,8 +37,7 @@ logger = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
 _MARK = b"rayfleet weights"
 _DISK_SHARES = 4
-"""Divisor of the disk's size that gives the maximum size of all packed weights: a quarter of the
-disk."""
+"""The packed weights may take at most the disk's size divided by this."""
 _PROT_READ = 1
 """Argument of mprotect that makes pages read-only."""
 

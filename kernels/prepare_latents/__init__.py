@@ -27,7 +27,7 @@ def prepare_latents(
     """Applies rotary embedding and factors to queries; normalizes latents, applies rotary embedding
     to the shared part of the keys, and writes both to the cache.
 
-    Each operation rounds to the type of q, as in `qk_norm_rope_store`. A token's result is bitwise
+    Each operation rounds to the dtype of q, as in `qk_norm_rope_store`. A token's result is bitwise
     independent of other tokens.
 
     Args:
@@ -37,7 +37,7 @@ def prepare_latents(
         queries: [T, H, V + R], contiguous; the last R dimensions of each head are written. None
             for attention in expanded form.
         rows: latents and rotary parts of the tokens' keys.
-        cache: [num_pages, page_size, 1, V + R], contiguous, in the type of q or in FP8 (e4m3).
+        cache: [num_pages, page_size, 1, V + R], contiguous, in the dtype of q or in FP8 (e4m3).
         slot_mapping: int64 [T], as in `qk_norm_rope_store`.
         positions: int64 [T]: positions of the tokens.
         cos_sin_cache: fp32 [positions, R], as in `qk_norm_rope_store`; None if there is no rotary

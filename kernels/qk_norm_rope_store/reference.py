@@ -29,8 +29,8 @@ def qk_norm_rope_store(
     """Applies norms, rotary embedding and factors to heads, writes keys and values to the cache,
     and returns the queries [T, Hq, D].
 
-    Each operation rounds to the type of q, as separate operations would. A head's result is bitwise
-    independent of other heads or tokens.
+    Each operation rounds to the dtype of q, as separate operations would. A head's result is
+    bitwise independent of other heads or tokens.
 
     Args:
         q: [T, Hq, D]: queries; may be overwritten by the result. q, k and v may be strided views
@@ -39,7 +39,7 @@ def qk_norm_rope_store(
             in layers that read the cache of another layer.
         v: [T, Hkv, Dv]: values.
         caches: keys [num_pages, page_size, Hkv, D] and values [num_pages, page_size, Hkv, Dv],
-            contiguous, in the type of q or in FP8 (e4m3).
+            contiguous, in the dtype of q or in FP8 (e4m3).
         slot_mapping: int64 [T]: page * page_size + offset. Real tokens have distinct cells; padding
             rows may share a cell of the dummy page, with an arbitrary result.
         positions: int64 [T]: positions of the tokens.

@@ -151,7 +151,7 @@ def _finish(
 
 @triton.jit
 def to_cache(x, DTYPE: tl.constexpr, inverse):
-    """Converts values to the type of a cache. For FP8, they are first multiplied by `inverse` and
+    """Converts values to the dtype of a cache. For FP8, they are first multiplied by `inverse` and
     clamped to the range of e4m3."""
     if DTYPE.is_fp8():
         x = tl.clamp(x.to(tl.float32) * inverse, -448.0, 448.0)

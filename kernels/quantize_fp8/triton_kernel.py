@@ -23,7 +23,7 @@ _MOST_WARPS = 16
 
 @implements(reference.quantize_fp8, "triton")
 def quantize_fp8(x: torch.Tensor, *, by_block: bool) -> Fp8Rows:
-    """Launches a grid of (rows, parts of a row); a row with a single scale is one part."""
+    """Launches a grid of (rows, blocks of columns); with one scale per row, a row is one block."""
     rows, features = x.shape
     out = empty_rows(rows, features, by_block=by_block, device=x.device)
     if x.stride(1) != 1:
@@ -68,17 +68,17 @@ def store_fp8(
     x, code_ptr, scale_ptr, row, part, count,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Quantizes a part of a row, and stores its codes and scales.
+    """Quantizes a block of columns of a row, and stores its codes and scales.
 
     Args:
-        x: fp32 [WIDTH]: values of the part, zeros past the last feature and past the last row.
+        x: fp32 [WIDTH]: values of the block, zeros past the last feature and past the last row.
         code_ptr: pointer to `Fp8Rows.codes`; scale_ptr points to `Fp8Rows.scales`.
         row: index of the row.
-        part: index of the part.
+        part: index of the block.
         count: number of rows with padding.
         DEPTH: number of features with padding.
         GROUP: features that share a scale.
-        WIDTH: features per part.
+        WIDTH: features per block.
     """
     groups: tl.constexpr = WIDTH // GROUP
     x = tl.reshape(x, (groups, GROUP))

@@ -12,7 +12,7 @@ from kernels.registry import op
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalizes the last dimension of `x` ([T, H] or [T, N, D]) and multiplies it by `weight`.
 
-    The mean square is computed in fp32; the output has the type of `x`. The last dimension must be
+    The mean square is computed in fp32; the output has the dtype of `x`. The last dimension must be
     contiguous; others may be strided (a slice of a fused projection).
     """
     if x.dtype == torch.float32:

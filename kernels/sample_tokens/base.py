@@ -36,8 +36,8 @@ class SamplingParameters:
     top_p: torch.Tensor | None = None
     """fp32: top-p, the cumulative probability of the most likely tokens to keep; 1 keeps all."""
     log_min_p: torch.Tensor | None = None
-    """fp32: logarithm of min-p: logits that are below the largest one by more than this are
-    dropped; -inf keeps all."""
+    """fp32: logarithm of min-p, at most 0: logits below the largest one plus this are dropped; -inf
+    keeps all."""
     max_top_k: int | None = None
     """Upper bound of `top_k`, if known on the host."""
 

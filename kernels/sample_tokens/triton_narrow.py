@@ -1,10 +1,10 @@
 """Triton thresholds of rows whose filters keep few tokens, the usual case: one read of the logits.
 
-The first kernel stores the largest logit of each segment of 128 tokens. At least k logits are not
-below the k-th largest of these maxima, so the k largest logits are all in segments whose maximum is
-not below it, either. The second kernel, one program per row, gathers the tokens of these segments
-and searches among them. Rows that it leaves open (flat distributions, thousands of tokens that are
-kept or tied) are searched with histograms (`triton_threshold`).
+The first kernel stores the largest logit of each segment of 128 tokens. Let m be the k-th largest
+of these maxima: at least k logits are >= m, so the k largest logits are all in segments whose
+maximum is >= m. The second kernel, one program per row, gathers the tokens of these segments and
+searches among them. Rows for which it finds no threshold (flat distributions, thousands of tokens
+that are kept or tied) stay open, and are searched with histograms (`triton_threshold`).
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -55,13 +55,14 @@ PARAMETERS = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"]
 
 
 class Narrowed(NamedTuple):
-    """Thresholds of rows that keep few tokens, and inputs of the search for those of open rows."""
+    """Thresholds of rows that keep few tokens, and inputs of the histogram search in open rows (see
+    `is_open`)."""
 
     thresholds: torch.Tensor
-    """fp32 [R]: thresholds of logits divided by temperature; -inf for rows without filters; the
-    smallest logit that min-p keeps for open rows."""
+    """fp32 [R]: threshold per row, for logits divided by temperature. -inf for rows without
+    filters; for open rows (see `is_open`), only min-p is applied."""
     is_open: torch.Tensor
-    """int32 [R]: 1 for rows whose thresholds have not been found yet, otherwise 0."""
+    """int32 [R]: 1 for open rows, whose thresholds have not been found yet, otherwise 0."""
     best: torch.Tensor
     """fp32 [R]: largest logits divided by temperature; unset for greedy rows."""
     maxima: torch.Tensor

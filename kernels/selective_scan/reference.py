@@ -31,12 +31,12 @@ def selective_scan(
         steps: [T, H], rows may be strided: step sizes before bias and softplus.
         layer: weights.
         states: fp32 [states, H, N, P]: recurrent states of requests.
-        rows: slots, pieces and snapshots of the rows.
+        rows: slots, chunks and snapshots of the rows.
         by_position: whether to advance by single positions, so that the result is bitwise
             independent of other rows and of how a prompt is split into chunks.
 
     Returns:
-        [T, H * P] in the type of x.
+        [T, H * P] in the dtype of x.
     """
     inputs = scan_inputs(x, steps, layer)
 

@@ -1,5 +1,5 @@
-"""Short causal convolution of each channel over its last N inputs, which are kept as a state per
-request.
+"""Short causal convolution of each channel over its last N inputs; the last N - 1 inputs are kept
+as a state per request.
 
     y_t = bias + sum over n < N of weight_n x_(t - N + 1 + n), possibly followed by SiLU
 

@@ -29,11 +29,11 @@ def short_convolution(
         weight: [N, C]: factors by input, the newest last.
         bias: [C]; None if unused.
         states: [states, N - 1, C]: last inputs of requests.
-        rows: slots, pieces and snapshots of the rows.
+        rows: slots, chunks and snapshots of the rows.
         has_silu: whether SiLU is applied to the result.
 
     Returns:
-        [T, C] in the type of x.
+        [T, C] in the dtype of x.
     """
 
     def advance(tokens: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,5 +1,5 @@
-"""Triton short convolution: outputs by pieces of rows, then the states by rows. States are
-stored in a separate launch, since several pieces read what is overwritten."""
+"""Triton short convolution: outputs by chunks of rows, then the states by rows. States are
+stored in a separate launch, since several chunks read what is overwritten."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernels.tiles import cdiv
 _CHANNELS: Final = 256
 """Channels per program."""
 _RUNS: Final = 4
-"""Number of programs among which the tokens of a piece are divided."""
+"""Number of programs among which the tokens of a chunk are divided."""
 
 
 @implements(short_convolution, "triton")
@@ -32,7 +32,7 @@ def launch_short_convolution(
     *,
     has_silu: bool = False,
 ) -> torch.Tensor:
-    """Launches grids of (pieces, runs of tokens, blocks of channels) and (rows, blocks)."""
+    """Launches grids of (chunks, runs of tokens, blocks of channels) and (rows, blocks)."""
     num_taps, channels = weight.shape
     out = x.new_empty(len(x), channels)
     if not len(x):
@@ -57,8 +57,8 @@ def launch_short_convolution(
 _ROW_ARRAYS = [
     *("slot_ptr", "start_ptr", "piece_ptr", "piece_row_ptr", "target_ptr", "row_piece_ptr")
 ]
-"""Pointers into the step's staged inputs. Their alignment varies; kernels are not specialized on
-it, so that one binary serves all."""
+"""Names of the arguments that point into the step's staged inputs. Their alignment varies; kernels
+are not specialized on it, so that one binary serves all."""
 
 
 @dependent_kernel(

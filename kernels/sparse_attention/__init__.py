@@ -33,7 +33,7 @@ def store_index_keys(
 
     Args:
         keys: [T, D]: index keys; undefined afterwards.
-        cache: [num_pages, page_size, 1, D], contiguous, in the type of the keys.
+        cache: [num_pages, page_size, 1, D], contiguous, in the dtype of the keys.
         slot_mapping: int64 [T], as in `qk_norm_rope_store`.
         positions: int64 [T]: positions of the tokens.
         cos_sin_cache: fp32 [positions, R]: cosines in the first half of each row, sines in the
@@ -98,7 +98,7 @@ def attend_to_cells(
 
     Args:
         q: [N, H, D]: queries.
-        cache: [num_pages, page_size, 1, D]: latents, in the type of q or in FP8 (e4m3).
+        cache: [num_pages, page_size, 1, D]: latents, in the dtype of q or in FP8 (e4m3).
         cells: int32 [N, top_k] from `select_tokens`, at least one per query.
         value_dim: number of leading dimensions of D that are the values.
         scale: factor by which scores are multiplied, including the scale of an FP8 cache.
@@ -122,7 +122,7 @@ def attend_to_cells(
 
 
 def best_cells(scores: torch.Tensor, piece: SparsePiece, queries: SparseQueries) -> torch.Tensor:
-    """Cells [n, top_k] of the highest scores [n, length] of a piece, in the order of their
+    """Cells [n, top_k] of the highest scores [n, length] of a chunk, in the order of their
     positions, padded with -1; scores of -inf are excluded."""
     positions = highest_positions(scores, queries.top_k).reshape(len(piece.pages), -1)
     known, page_size = positions.clamp(min=0), queries.page_size
@@ -137,7 +137,7 @@ def _scores(
     piece: SparsePiece,
     score: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Scores [n, length], in fp32, of a piece's queries [n, H, D] with weights [n, H]; `score`
+    """Scores [n, length], in fp32, of a chunk's queries [n, H, D] with weights [n, H]; `score`
     computes the scores of one row."""
     scores = weights.new_empty(len(q), piece.length)
     count = len(q) // len(piece.pages)

@@ -10,11 +10,12 @@ import torch
 
 
 class SparsePiece(NamedTuple):
-    """Consecutive queries that are scored together: some of one row, or one of each of R rows."""
+    """Chunk of consecutive queries that are scored together: some of one row, or one of each of R
+    rows."""
 
     start: int
     stop: int
-    """Exclusive end of the piece's queries [start, stop)."""
+    """Exclusive end of the chunk's queries [start, stop)."""
     pages: torch.Tensor
     """[R, P] int64: page ids of the rows."""
     length: int
@@ -26,7 +27,7 @@ class SparseQueries:
     """The N queries of a step that attend to a selection of the tokens at or before them."""
 
     pieces: tuple[SparsePiece, ...]
-    """Pieces of all queries, in order."""
+    """Chunks of all queries, in order."""
     positions: torch.Tensor
     """[N] int64: positions of the queries."""
     top_k: int

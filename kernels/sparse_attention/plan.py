@@ -21,7 +21,7 @@ from kernels.attention.split import to_device
 from kernels.sparse_attention.base import SparsePiece, SparseQueries
 
 _MAX_PAIRS = 1 << 22
-"""Maximum number of pairs of queries and keys per piece, which bounds the memory for selecting
+"""Maximum number of pairs of queries and keys per chunk, which bounds the memory for selecting
 tokens: about 30 bytes per pair."""
 
 
@@ -43,7 +43,7 @@ class SplitRows:
 class _Row(NamedTuple):
     part: AttentionMetadata
     number: int
-    """Index of the row in its part."""
+    """Index of the row among the decodes or among the extends."""
     first: int
     """Index of the row's first query among the step's tokens."""
     length: int
@@ -115,7 +115,7 @@ def _rows(parts: Sequence[AttentionMetadata], top_k: int) -> Iterator[_Row]:
 
 
 def _others(part: AttentionMetadata, rows: Sequence[_Row]) -> AttentionMetadata | None:
-    """The rows of a part without the queries that select tokens; None if no row is left."""
+    """The decodes or extends without the queries that select tokens; None if no row is left."""
     kept = [row for row in rows if row.part is part and row.num_others]
     if not kept:
         return None
@@ -139,7 +139,7 @@ def _others(part: AttentionMetadata, rows: Sequence[_Row]) -> AttentionMetadata 
 
 
 def _pieces(rows: Sequence[_Row]) -> Iterator[SparsePiece]:
-    """Pieces of the queries that select tokens: consecutive decodes together, other rows alone."""
+    """Chunks of the queries that select tokens: consecutive decodes together, other rows alone."""
     start = longest = 0
     decodes: list[_Row] = []
     for row in rows:

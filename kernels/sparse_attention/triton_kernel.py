@@ -62,7 +62,7 @@ def launch_select_tokens(
     cos_sin_cache: torch.Tensor,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Launches a grid of (blocks of keys, tiles of queries) for the scores of each piece; torch
+    """Launches a grid of (blocks of keys, tiles of queries) for the scores of each chunk; torch
     selects the highest scores."""
     assert not batch_invariant, "latents are not supported in batch-invariant mode"
     rotate_heads(q, queries.positions, cos_sin_cache)

@@ -38,7 +38,7 @@ class TurnRecord:
 
 
 class AgentLoops:
-    """Sessions at an endpoint, a fixed number at a time.
+    """Sessions of coding agents at an endpoint, a fixed number at a time.
 
     Args:
         session: HTTP session with the headers of all requests.

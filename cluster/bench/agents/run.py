@@ -68,7 +68,7 @@ class AgentOptions:
 
 
 def run_agents(options: AgentOptions) -> Result:
-    """Measures each number of sessions; checks that no request fails.
+    """Measures each number of sessions; the result has a check that fails if any request failed.
 
     Raises:
         ValueError: no model or tokenizer is found, or the server is not reachable.

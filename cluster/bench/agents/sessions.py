@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 
 _PRODUCT_SHARES: Final = (0.6, 0.3, 0.1)
-"""Fractions of sessions that use each of the system prompts with tools, one prompt per agent."""
+"""Fractions of the sessions per agent product; each product has its own system prompt with tools.
+"""
 _COLUMNS: Final = ("session_id", "round_idx", "prefix_len", "input_len", "output_len")
 
 
@@ -76,7 +77,7 @@ def random_sessions(scale: float, seed: int) -> Iterator[AgentSession]:
 
 
 def random_gap_s(random: np.random.Generator) -> float:
-    """Seconds between turns of an unattended agent; 86 % of these gaps are within a second."""
+    """Seconds between turns of an unattended agent; 86 % of the gaps are shorter than a second."""
     place, exponent = random.random(), random.random()
     if place < 0.86:
         return float(random.uniform(0.1, 1.0))

@@ -1,1 +1,2 @@
-"""Benchmark jobs: load on an OpenAI-compatible endpoint, from one or many nodes, with a report."""
+"""Benchmark jobs: load against an OpenAI-compatible endpoint, from one or many nodes, with a
+report."""

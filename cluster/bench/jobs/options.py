@@ -27,8 +27,8 @@ class JobOptions:
     max_stages: int = 8
     """Maximum number of rates to try for sweep and goodput."""
     slo: str = "llama3.1-8b"
-    """SLO: MLPerf's limits for a model, with the suffix -interactive for the interactive scenario,
-    or TTFT_MS:TPOT_MS."""
+    """SLO: MLPerf's limits for a model, such as llama3.1-8b or, for its interactive scenario,
+    llama3.1-8b-interactive; or TTFT_MS:TPOT_MS."""
     trace: str = ""
     """Mooncake trace file (.jsonl), for mooncake."""
     speed: float = 1.0

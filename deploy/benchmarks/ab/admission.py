@@ -1,8 +1,8 @@
-"""Benchmark `admission`: compares the policies fifo and pack, in turn, on long and short prompts.
+"""Benchmark `admission`: compares the admission policies fifo and pack on long and short prompts.
 
 All requests are queued at once, and all may run concurrently. Every fourth prompt is 512 times as
 long as the others, and no two prompts share a prefix. There are two settings, each on one engine
-whose admission rules are changed before each turn:
+whose admission rules are changed before each run:
 
     a   no chunked prefill, and --budget (256) prompt tokens per step: a long prompt is prefilled
         alone; under pack, decodes wait while prompts fill the steps (`prefill_first_steps`)
@@ -149,7 +149,7 @@ def _ratio(turns: Turns[Turn], figure: Figure) -> Result:
 
 
 def _summary(turns: Turns[Turn], policy: str) -> Result:
-    """Median metrics of a policy over its turns."""
+    """Median metrics of a policy over its runs."""
     figures: dict[str, tuple[float, Figure]] = {
         "tokens_per_second": (1.0, _throughput),
         "ttft_p50_ms": (1e3, lambda turn: _ttft(turn, 50)),

@@ -142,7 +142,7 @@ def _run_replay(options: FdfoOptions, result: Result) -> list[Check]:
 
 
 def _overlap(options: FdfoOptions, prompts: Prompts, running: int) -> Result:
-    """Ratios of `full` at overlap depth 1 to overlap depth 0: medians over pairs of turns."""
+    """Ratios of `full` at overlap depth 1 to overlap depth 0: medians over pairs of runs."""
     result: Result = {}
     with Engines() as engines:
         by_depth = {}
@@ -211,7 +211,7 @@ def _turn(
         limits: maximum number of tokens of each answer.
         wave: number of requests that are queued at once; the next wave is queued when all of them
             have finished.
-        number: number of the turn.
+        number: number of the run.
         exact: whether answers ignore EOS tokens, so that each reaches its limit.
     """
     requests = [
@@ -295,7 +295,7 @@ def _counts(running: int, turns: Turns[Turn], block_size: int) -> list[Check]:
 
 
 def expected_forwards(variant: str, turn: Turn, running: int, block_size: int) -> int:
-    """Number of forward passes in a variant's turn, computed from the rounds of its blocks
+    """Number of forward passes in a variant's run, computed from the rounds of its blocks
     independently of the engine."""
     joined = variant in ("fused", "full")
     requests = [

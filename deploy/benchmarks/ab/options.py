@@ -22,7 +22,7 @@ class Comparison:
     engine: EngineConfig
     """Engine options of all variants."""
     pairs: int = 10
-    """Number of measured turns per variant."""
+    """Number of measured runs per variant."""
 
     @classmethod
     def from_flags(cls, engine: Mapping[str, Any], own: Mapping[str, Any]) -> Self:
@@ -38,7 +38,7 @@ class OverlapOptions(Comparison):
     running: tuple[int, ...] = field(default=(1, 8, 32), metadata=_COMMAS)
     """Numbers of requests that decode concurrently."""
     steps: int = 100
-    """Number of measured steps per turn."""
+    """Number of measured steps per run."""
     input_len: int = 16
     """Tokens per prompt."""
     plot: str = ""
@@ -62,7 +62,7 @@ class AdmissionOptions(Comparison):
     """Options of benchmark `admission`."""
 
     pairs: int = 5
-    """Number of measured turns per policy and setting."""
+    """Number of measured runs per policy and setting."""
     num_prompts: int = 128
     """Number of requests, all queued at once."""
     base_len: int = 1
@@ -122,10 +122,10 @@ class SpeculativeOptions(Comparison):
     """Kinds of prompts to measure: heldout (questions), copy (text to repeat) and random (random
     tokens)."""
     per_stream: int = 4
-    """Minimum number of requests per turn, as a multiple of the number of concurrent requests."""
+    """Minimum number of requests per run, as a multiple of the number of concurrent requests."""
     turn_s: float = field(default=0.8, metadata={"flag": "--turn-seconds"})
-    """Approximate duration of a turn without drafts, in seconds; doubled with one running
-    request."""
+    """Approximate duration of a run without drafts, in seconds; doubled with one request at a
+    time."""
     draft_model: str = field(default="", metadata={"flag": None})
     """Draft model for held-out prompts, which n-grams cannot predict. If empty, held-out prompts
     use the engine's method, like all other prompts."""
@@ -173,8 +173,8 @@ class FdfoOptions(Comparison):
     num_questions: int = 0
     """Number of questions to use from the file; 0 uses all."""
     repeats: int = 2
-    """Number of times that the set of questions is repeated. With more requests, the last ones,
-    which do not fill the engine, take a smaller fraction of the time."""
+    """Number of times that the set of questions is repeated. Higher values reduce the fraction of
+    the time at the end in which too few requests are left to fill the engine."""
     running: tuple[int, ...] = field(default=(4, 16), metadata=_COMMAS)
     """Numbers of concurrent requests."""
     max_tokens: int = 128

@@ -1,6 +1,6 @@
 """Benchmark `overlap`: host time hidden by overlapping steps, and the resulting speedup.
 
-Two engines with the same model, at overlap depths 0 and 1, take turns. In each turn, a fixed number
+Two engines with the same model, at overlap depths 0 and 1, take turns. In each run, a fixed number
 of requests decodes for a fixed number of steps.
 
     hidden = 1 - (step wall at depth 1 - rank time) / (step wall at depth 0 - rank time)
@@ -63,7 +63,7 @@ def run(options: OverlapOptions) -> Result:
 
 
 def summarise(running: int, turns: Turns[DecodeTurn]) -> Result:
-    """Metrics of turns at depths "0" and "1": medians over the pairs, with confidence intervals."""
+    """Metrics of runs at depths "0" and "1": medians over the pairs, with confidence intervals."""
     pairs = turns.pairs("0", "1")
     spreads = {
         "hidden": spread([1 - (b.wall_us - a.rank_us) / (a.wall_us - a.rank_us) for a, b in pairs]),

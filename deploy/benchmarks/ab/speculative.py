@@ -4,8 +4,8 @@ Two engines with the same model take turns processing the same requests. One of 
 n-grams, a draft model, an MTP head or an EAGLE-3 head. The number of running requests is constant.
 A cell combines one number of running requests with one kind of prompt.
 
-    ratio     tokens per second with drafts / without, by pair of turns
-    min_ratio lowest upper bound of all cells' confidence intervals of the ratio
+    ratio     tokens per second with drafts / without, by pair of runs
+    min_ratio lowest of the upper bounds of the cells' confidence intervals of the ratio
     expected  ratio predicted from acceptance and step times, as measured in the same pair:
 
         expected = wall(off) / (wall(off) - rank(off) + rank(on))      all per token
@@ -13,8 +13,8 @@ A cell combines one number of running requests with one kind of prompt.
 `rank` is rank 0's time for prompts, drafts, verification and sampling per generated token. It
 reflects both the cost of steps and the acceptance rate. The rest of `wall` is spent outside the
 rank, on messages and between requests, and should be the same per token without drafts. If drafting
-makes it longer, the ratio is below the expected one. The gate's decisions are not checked
-separately, because acceptance and costs include them.
+makes this rest longer, the ratio is below the expected one. The decisions when to draft are not
+checked separately, because acceptance and costs include them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from worker.config import EngineConfig
 
 _PRESET: Final = PRESETS["speculative"]
 _ALONE = 2.0
-"""Factor by which turns with one request at a time are longer, since any pause stops all work."""
+"""Factor by which runs with one request at a time are longer, since any pause stops all work."""
 _SMALLEST_GAIN = 0.05
 """Expected gain below which the measured gain cannot be distinguished from noise."""
 _RANK_TIMES: Final = tuple(f"step_times.{name}" for name in ("prepare", "forward", "sample"))
@@ -93,7 +93,7 @@ def _take_turns(
     tasks: Sequence[Request],
     running: int,
 ) -> Turns[Turn]:
-    """Measures both engines in turn at the same number of requests; each turn has new requests."""
+    """Measures both engines in turn at the same number of requests; each run has new requests."""
 
     def turn(engine: BenchEngine, count: int, number: int) -> Turn:
         places = range(number * count, (number + 1) * count)

@@ -23,7 +23,7 @@ _SEED = 3
 
 
 def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[Request]:
-    """All requests of a kind, in a fixed random order, so that turns are alike.
+    """All requests of a kind, in a fixed random order, so that runs are alike.
 
     Args:
         kind: heldout: the questions in the file. copy: requests to repeat several sentences, taken

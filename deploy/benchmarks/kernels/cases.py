@@ -319,8 +319,8 @@ class _Maker:
         )
 
     def states(self, length: int) -> Case:
-        """Case of linear attention on rows of `length` tokens. Prompts have as many rows as
-        decodes, but at most four."""
+        """Case of linear attention on rows of `length` tokens: with one token (decodes), all rows
+        of the step; with more (prompts), at most four rows."""
         s, rows = self._shape, self._rows if length == 1 else min(self._rows, 4)
         run, num_bytes = gated_delta_step(
             *(rows, length),

@@ -57,7 +57,7 @@ class RooflineOptions:
     turns: int = 3
     """Number of measurements; the median is reported."""
     steps: int = 64
-    """Number of measured steps per turn."""
+    """Number of measured steps per measurement."""
     input_len: int = 512
     """Tokens per prompt; each step reads their keys and values."""
 

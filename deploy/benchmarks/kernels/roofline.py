@@ -138,10 +138,10 @@ def _cell(
 
 
 def summarise(turns: list[DecodeTurn], running: int, roofline_us: float) -> Result:
-    """Metrics at one number of requests: medians over the turns.
+    """Metrics at one number of requests: medians over the measurements.
 
     Args:
-        turns: measured turns.
+        turns: the measurements.
         running: number of requests.
         roofline_us: roofline of a step in microseconds.
     """

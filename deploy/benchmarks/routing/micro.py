@@ -55,7 +55,8 @@ class MicroOptions:
     page_size: int = 16
     """Tokens per block."""
     growth: bool = True
-    """Also measure other numbers of workers and blocks."""
+    """Also measure with 8, 64, ... workers up to --max-workers, and with 10, 100, ... times as many
+    blocks up to --max-blocks."""
     max_blocks: int = 10_000_000
     """Maximum number of blocks for --growth."""
     max_workers: int = 512

@@ -1,4 +1,4 @@
-"""Metrics of turns, and ratios between turns of the same round."""
+"""Metrics of runs, and ratios between runs of the same round."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MORE_IS_BETTER = ("throughput",)
 
 
 def figures(turn: Turn) -> Result:
-    """Metrics of one turn. Latencies are in milliseconds; failed requests miss their SLO."""
+    """Metrics of one run. Latencies are in milliseconds; failed requests miss their SLO."""
     pairs = list(zip(turn.planned, turn.records, strict=True))
     done = [record for _, record in pairs if not record.error]
     gaps = [gap for record in done for gap in record.itl]
@@ -104,7 +104,7 @@ def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[
 
 
 def medians(turns: Sequence[Result]) -> Result:
-    """Medians over the turns, for metrics that all turns have."""
+    """Medians over the runs, for metrics that all runs have."""
     names = [name for name in turns[0] if all(name in turn for turn in turns)]
     return {name: percentile([float(turn[name]) for turn in turns], 50) for name in names}
 

@@ -31,7 +31,7 @@ _ROWS = {
 
 
 class LiveTable:
-    """Table on standard error that is updated during turns; prints one line per turn if standard
+    """Table on standard error that is updated during runs; prints one line per run if standard
     error is not a terminal."""
 
     def __init__(self, names: tuple[str, ...], console: Console | None = None) -> None:
@@ -51,7 +51,7 @@ class LiveTable:
         self._live.stop()
 
     def begin(self, title: str) -> None:
-        """Starts a turn."""
+        """Starts a run."""
         self._title = title
         self._records = []
 
@@ -80,7 +80,7 @@ class LiveTable:
         self._live.update(self.table(), refresh=True)
 
     def end(self, name: str, result: Result) -> None:
-        """Ends a turn. The fleet's metrics are shown until its next turn."""
+        """Ends a run. The fleet's metrics are shown until its next run."""
         self._known[name] = dict(result)
         if self._console.is_terminal:
             self._live.update(self.table(), refresh=True)

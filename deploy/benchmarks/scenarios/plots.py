@@ -73,7 +73,7 @@ def draw_bars(
 
 
 def draw_turns(title: str, turns: Mapping[str, Turn], path: str) -> None:
-    """Writes a PNG of one turn per fleet: times to first token, their distribution, and queue
+    """Writes a PNG of one run per fleet: times to first token, their distribution, and queue
     lengths."""
     figure, (times, shares, queues) = pyplot.subplots(3, 1, figsize=(10, 9), layout="constrained")
     for name, turn in turns.items():

@@ -40,7 +40,7 @@ _IDLE = "idle"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """Numbers of requests sent outside the compared turns."""
+    """Numbers of requests sent outside the compared runs."""
 
     warm_up: int = 300
     """Warm-up requests per fleet."""

@@ -1,4 +1,4 @@
-"""Turn of a fleet: traffic from the first request to the end of the last stream."""
+"""Run of a fleet: traffic from the first request to the end of the last stream."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """The traffic of one turn and its outcome."""
+    """The traffic of one run and its outcome."""
 
     planned: Sequence[Planned]
     records: Sequence[Record]
     """Outcome of each request, in the order of `planned`."""
     moments: Sequence[Moment]
-    """Metrics of the fleet during the turn."""
+    """Metrics of the fleet during the run."""
     base_s: float
     """Unit of SLOs in seconds: the p99 time to first token of an idle fleet."""
 

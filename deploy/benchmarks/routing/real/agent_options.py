@@ -43,7 +43,7 @@ class RealAgentOptions:
     host_share: float = 1.0
     """Size of the host tier relative to the device's KV cache."""
     rounds: int = 3
-    """Number of turns per variant, each with new processes and sessions."""
+    """Number of runs per variant, each with new processes and sessions."""
     first_seed: int = 1
     """Seed of the first round."""
     model: str = ""

@@ -94,10 +94,11 @@ class WordSpace(PromptSpace):
 
 
 def run_agents_real(options: RealAgentOptions) -> Result:
-    """Measures metrics by number of sessions and variant, and checks the variants' order.
+    """Measures turns per minute, latencies and hit rates by number of sessions and variant, and
+    checks the variants' order.
 
     Raises:
-        ValueError: a turn failed.
+        ValueError: a measurement failed.
     """
     options = replace(options, model=options.model or find_demo_model())
     if options.variant:

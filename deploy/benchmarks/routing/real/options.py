@@ -30,7 +30,7 @@ class RealOptions:
     """Factor for the simulation's step times and for the times between requests. At 1, a worker
     computes about 6,600 prompt tokens per second."""
     rounds: int = 3
-    """Number of turns per router, each with new processes."""
+    """Number of runs per router, each with new processes."""
     workloads: tuple[str, ...] = ()
     """Workloads, named as in the simulation: shared-prompts, multi-turn, sibling-burst, hot-prefix.
     """

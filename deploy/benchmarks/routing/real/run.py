@@ -1,4 +1,4 @@
-"""Turns of all routers in each round, and comparisons of rayfleet with each other router."""
+"""Benchmark `router --real`: runs each router in every round; compares rayfleet with the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WARM_SCALE = 0.1
 _START_S = 300.0
 """Time limit in seconds to start and stop a router and its workers."""
 _TURN_S = 300.0
-"""Time limit in seconds of a turn at scale and pace 1; the turn takes about 1/5 of it."""
+"""Time limit in seconds of a run at scale and pace 1; a run takes about 1/5 of it."""
 
 _PANELS = {
     "hit_rate": ("prompt tokens found in the cache", False),
@@ -53,7 +53,7 @@ def run_router_real(options: RealOptions) -> Result:
     ratios to the other routers.
 
     Raises:
-        ValueError: no other router can be measured on this machine, or one of rayfleet's turns
+        ValueError: no other router can be measured on this machine, or one of rayfleet's runs
             failed.
     """
     options = replace(options, model=options.model or find_demo_model())
@@ -81,10 +81,10 @@ def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]
     """Metrics by workload and router over all rounds, and checks of rayfleet against each peer.
 
     Percentiles are computed over all rounds together, because a single round has few requests.
-    Rounds in which a peer's turn failed are excluded from its comparison.
+    Rounds in which a peer's run failed are excluded from its comparison.
 
     Args:
-        turns: request outcomes of each turn, keyed by router; empty for a failed turn.
+        turns: request outcomes of each run, keyed by router; empty for a failed run.
         peers: routers that rayfleet is compared with.
     """
     lost = {variant: sum(not turn for turn in rounds) for variant, rounds in turns.items()}
@@ -165,7 +165,7 @@ def _turn(options: RealOptions) -> Result:
 
 
 def turn_of(options: RealOptions, variant: str, number: int) -> list[Sent]:
-    """Outcomes of one turn, in a separate process; empty if a peer's turn failed."""
+    """Outcomes of one run, in a separate process; empty if a peer's run failed."""
     names = options.workloads or WORKLOADS
     try:
         sent = _in_process(options, variant, number)
