@@ -216,8 +216,8 @@ def _raise_for_status(repository: str, hub: str, status: int) -> None:
     if status in (401, 403) and get_token() is not None:
         raise ValueError(
             f"the Hugging Face token has no access to {repository} (HTTP {status})\n"
-            f"check the name, and at {hub}/settings/tokens that the token is valid and may read "
-            "this repository; public models need no token"
+            f"check the repository name, and check at {hub}/settings/tokens that the token is "
+            "valid and may read this repository; public models need no token"
         )
     raise ValueError(
         f"no public model {repository} on the Hub (HTTP {status})\n"

@@ -113,7 +113,10 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[f
     if any(math.isnan(value) for value in (*numerators, *denominators)):
         raise ValueError("a round has no measurement, since all of its requests failed")
     if any(value == 0 for value in denominators):
-        raise ValueError("cannot divide by a measurement of 0: check the failed requests")
+        raise ValueError(
+            "cannot compute a ratio, since a measurement of the baseline is 0: check its failed "
+            "requests"
+        )
     return [a / b for a, b in zip(numerators, denominators, strict=True)]
 
 

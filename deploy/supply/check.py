@@ -164,11 +164,12 @@ def _audited(program: str, requirements: Sequence[str]) -> list[dict[str, Any]]:
         except (ValueError, KeyError) as error:
             end = done.stderr.strip().rpartition("\n")[2]
             raise NotAuditedError(f"pip-audit wrote no report: {end:.500}") from error
-    skipped = [package["name"] for package in found if "vulns" not in package]
-    if skipped or len(found) != len(requirements):
+    audited = {package["name"] for package in found if "vulns" in package}
+    wanted = [requirement.partition("==")[0] for requirement in requirements]
+    if missing := [name for name in wanted if name not in audited]:
         raise NotAuditedError(
-            f"the vulnerability service has data for {len(found) - len(skipped)} of "
-            f"{len(requirements)} packages"
+            f"the vulnerability service has no data for {', '.join(missing)} ({len(missing)} of "
+            f"{len(wanted)} packages): check these packages by hand, or rerun"
         )
     return found
 

@@ -170,7 +170,8 @@ def _new_file(path: Path, num_bytes: int) -> Iterator[MappedMemory]:
             unfinished.rename(path)
         except OSError as error:
             logger.warning(
-                "failed to cache packed weights; they are repacked at the next startup: %s", error
+                "failed to cache packed weights; they will be repacked at the next startup: %s",
+                error,
             )
 
 

@@ -237,7 +237,7 @@ class WorkerChannel:
     def _on_update(self, update: WorkerUpdate) -> None:
         self._seq += 1
         if update.seq != self._seq:
-            raise ConnectionError(f"received item {update.seq}, expected {self._seq}")
+            raise ConnectionError(f"update {update.seq} out of order, expected {self._seq}")
         if update.epoch != self._epoch:
             return  # a report of a former rank group
         self._listener.on_update(self.worker_id, update)

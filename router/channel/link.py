@@ -71,7 +71,10 @@ class WorkerLink(asyncio.Protocol):
         message = msgspec.msgpack.encode(Call(number, payload))
         if len(message) > MAX_PAYLOAD_BYTES:
             # HAZARD: the worker treats such a frame as a broken stream, and drops all requests.
-            raise ConnectionError(f"a batch of {len(payload)} bytes exceeds the maximum frame size")
+            raise ConnectionError(
+                f"a batch of {len(message)} bytes exceeds the maximum frame size of "
+                f"{MAX_PAYLOAD_BYTES} bytes"
+            )
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
         try:

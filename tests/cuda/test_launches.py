@@ -27,7 +27,7 @@ def test_every_family_has_a_budget() -> None:
     assert set(BUDGETS) == set(FAMILIES), "make families"
 
 
-@pytest.mark.checks("cuda", of=BUDGETS, against="a budget of launches")
+@pytest.mark.checks("cuda", of=BUDGETS, against="launch budget")
 @pytest.mark.parametrize(
     "architecture",
     [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in BUDGETS],

@@ -172,6 +172,11 @@ def test_what_nobody_looked_at_has_not_passed(tmp_path: Path, body: str) -> None
     assert check.exit_code(["passed"]) == 0
 
 
+def test_packages_without_data_are_named(tmp_path: Path) -> None:
+    with pytest.raises(check.NotAuditedError, match=r"no data for torch \(1 of 2 packages\)"):
+        audit_with(tmp_path, report(f"[{VULNERABLE}] if canary else []", "pairs[:1]"))
+
+
 def test_images_of_a_release_are_named_by_digest(tmp_path: Path) -> None:
     base, values = tmp_path / "base.env", tmp_path / "values.yaml"
     for digest, verdict in ((f"sha256:{HASH}", "passed"), ("", "failed"), ("sha256:1", "failed")):

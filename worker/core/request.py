@@ -236,7 +236,9 @@ class Request:
     def move_to(self, state: RequestState) -> None:
         """Enters `state`. Raises IllegalMove if the transition is not allowed."""
         if state not in _MOVES.get(self.state, ()):
-            raise IllegalMove(f"request {self.request_id}: {self.state.name} to {state.name}")
+            raise IllegalMove(
+                f"request {self.request_id} cannot move from {self.state.name} to {state.name}"
+            )
         self.state = state
 
     @property

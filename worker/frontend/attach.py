@@ -89,7 +89,7 @@ class _Connection(asyncio.Protocol):
             for payload in self._reader.feed(data):
                 message = self._decode(payload)
                 if isinstance(message, Attach) == (self._gateway_id is not None):
-                    raise ConnectionError(f"unexpected {type(message).__name__}")
+                    raise ConnectionError(f"unexpected message {type(message).__name__}")
                 if isinstance(message, Attach):
                     self._gateway_id = message.gateway_id
                     self._frontend.add(self._gateway_id, self._attachment)

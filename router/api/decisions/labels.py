@@ -118,9 +118,9 @@ class LabelTokens:
             end = memoryview(prompt.token_ids).cast("i")[-len(self._end) :].tolist()
             if not self._end or end != self._end:
                 raise bad_request(
-                    "the end of the rendered prompt depends on the message, so that the labels' "
-                    "tokens cannot be determined: remove chat_template_kwargs if set, or use "
-                    "another model",
+                    "the end of the rendered prompt depends on the message, so the labels' tokens "
+                    "cannot be determined: remove chat_template_kwargs if set, or use another "
+                    "model",
                     "chat_template_kwargs",
                 )
 

@@ -141,7 +141,7 @@ def _make_calls(assistants: Sequence[tuple[int, dict[str, Any]]]) -> None:
         if calls is None or calls == []:
             continue
         if not isinstance(calls, list):
-            raise _wrong(index, "tool_calls must be a list")
+            raise _wrong(index, "tool_calls must be a list of tool calls")
         message["tool_calls"] = [_call(index, place, call) for place, call in enumerate(calls)]
         for call in message["tool_calls"]:
             arguments = call["function"].get("arguments")

@@ -78,7 +78,7 @@ class ClientTools:
     def _allowed(self, choice: Mapping[str, Any]) -> str | dict[str, Any] | None:
         tools = choice.get("tools")
         if not isinstance(tools, list):
-            raise bad_request("tool_choice.tools must be a list", "tool_choice")
+            raise bad_request("tool_choice.tools must be a list of tools", "tool_choice")
         names = [self._named(tool) for tool in tools if isinstance(tool, dict)]
         allowed = [{"type": "function", "function": {"name": name}} for name in names if name]
         if not allowed and tools:

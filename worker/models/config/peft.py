@@ -48,7 +48,9 @@ adapter computes."""
 _REMEDIES: Mapping[str, str] = {
     "use_dora": "train without DoRA, or merge the adapter into the model",
     "modules_to_save": "train without it, or merge the adapter into the model",
-    "target_parameters": "LoRA for experts is not supported: leave it out, or merge the adapter",
+    "target_parameters": (
+        "train without it (LoRA for experts is not supported), or merge the adapter into the model"
+    ),
     "trainable_token_indices": "train without it, or merge the adapter into the model",
 }
 _SAVE = "save or download the adapter again"

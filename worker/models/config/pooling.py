@@ -349,7 +349,7 @@ def _pooling_type(path: Path) -> PoolingType:
     if found is None or (raw.get("include_prompt") is False and found == "mean"):
         raise ValueError(
             f"the pooling in {path} is not supported (supported: last token, mean of all tokens, "
-            "first token): set pooling_type in --pooler-config if another one fits"
+            "first token): to use one of these instead, set pooling_type in --pooler-config"
         )
     return found
 

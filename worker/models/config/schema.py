@@ -78,7 +78,10 @@ def architectures(raw: Mapping[str, Any]) -> list[Any]:
     """The value of `architectures`; raises ValueError if it is not a list."""
     names = raw.get("architectures") or []
     if not isinstance(names, list):
-        raise ValueError(f"architectures in config.json must be a list, got {short(names)}: fix it")
+        raise ValueError(
+            f"architectures in config.json must be a list of class names, got {short(names)}: "
+            "fix it"
+        )
     return names
 
 

@@ -25,7 +25,7 @@ CHECKS: Mapping[str, str] = {
     "drafts": "speculative decoding",
     "grammar": "structured outputs",
     "blocks": "block diffusion",
-    "native": "steps by the compiled CPU library",
+    "native": "steps run by the compiled CPU library",
     "triton": "CUDA kernels, in Triton's interpreter",
     "cuda": "captured steps on a simulated CUDA device",
 }

@@ -321,7 +321,7 @@ class _Matching:
             )
         if self._cache_scales and any(slots[0].is_optional for slots in self._slots.values()):
             names = _shorten(sorted(self._cache_scales))
-            logger.warning("ignoring scales of the KV cache: %s", names)
+            logger.warning("ignoring KV cache scales with unsupported names: %s", names)
 
 
 def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfig) -> _Contents:

@@ -181,7 +181,7 @@ class _Reader:
 
     def _quantifier(self) -> str:
         if self.text.startswith("{,", self.at):
-            raise self.error("the minimum of a quantifier is missing")
+            raise self.error("the minimum of a quantifier is missing: write {0,n}")
         found = _QUANTIFIER.match(self.text, self.at)
         if found is None:
             return ""
