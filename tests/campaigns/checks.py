@@ -48,7 +48,7 @@ def check_main(
 def run_with_part_apart(
     run: Callable[[Any], Result], options: Any, part: str, flags: Sequence[str]
 ) -> Result:
-    """Runs the parts of a check, one of them in a process of its own: it needs a second fleet, but
+    """Runs the parts of a check, one of them in a separate process: it needs a second fleet, but
     a process can prepare only one.
 
     Args:

@@ -161,7 +161,7 @@ def test_parts_are_checked() -> None:
         ConformanceOptions(parts=("everything",))
 
 
-def test_vectors_run_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_run_in_a_separate_process(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[Sequence[str]] = []
 
     def measurement(command: Sequence[str], name: str) -> dict[str, Any]:

@@ -139,8 +139,8 @@ def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
     ("changes", "named"),
     [
         ({"quant_method": "awq", "bits": 4}, "the key fmt"),
-        ({"quant_method": None}, "quant_method None"),
-        ({"scale_fmt": "other"}, "scale_fmt 'other'"),
+        ({"quant_method": None}, "quant_method null"),
+        ({"scale_fmt": "other"}, 'scale_fmt "other"'),
         ({"weight_block_size": []}, r"weight_block_size .* got \[\]"),
     ],
 )

@@ -129,7 +129,7 @@ def test_cache_sized_from_memory_is_no_larger_than_useful(folder: str) -> None:
 
 
 def test_too_long_a_maximum_is_refused(folder: str) -> None:
-    with pytest.raises(ValueError, match=r"--max-model-len 2000 is more than .* 1024"):
+    with pytest.raises(ValueError, match=r"--max-model-len 2000 exceeds .* 1024"):
         make_runner(folder, max_model_len=2000)
 
 

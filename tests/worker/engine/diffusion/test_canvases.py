@@ -199,7 +199,7 @@ def served(folder: Path) -> list[tuple[list[int], list[int]]] | None:
     ("options", "message"),
     [
         ({"max_num_batched_tokens": 7, "max_num_seqs": 1}, "at least 8, .* got 7"),
-        ({"max_model_len": 249}, "more than this checkpoint's 248 .* minus a canvas of 8"),
+        ({"max_model_len": 249}, "exceeds .* maximum of 248 .* minus a canvas of 8"),
         ({"speculative_method": "ngram"}, "not supported for block-diffusion models"),
         ({"cpu_backend": "native"}, "--cpu-backend native is not supported for models with"),
     ],
