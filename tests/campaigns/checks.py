@@ -60,10 +60,11 @@ def run_with_part_apart(
     others = tuple(one for one in options.parts if one != part)
     if others in ((), options.parts):
         return run(options)
-    result = run(replace(options, parts=others))
+    # First, because fleets leave their settings in the environment.
     apart = run_measurement(
         [sys.executable, "-m", *flags, "--json", "--parts", part], f"the part {part}"
     )
+    result = run(replace(options, parts=others))
     return result | {
         key: _merged(result[key], value) if key in result else value for key, value in apart.items()
     }

@@ -163,13 +163,16 @@ def test_parts_are_checked() -> None:
 
 def test_vectors_run_in_a_separate_process(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[Sequence[str]] = []
+    order = []
 
     def measurement(command: Sequence[str], name: str) -> dict[str, Any]:
         commands.append(command)
+        order.append("apart")
         return {"passed": {"cohere": 2}, "faults": ["late"], "document": None, "checks": [2]}
 
     def run(options: ConformanceOptions) -> dict[str, Any]:
         assert options.parts in (("twins", "document"), ("vectors",), ("twins",))
+        order.append("here")
         return {"passed": {"twins": 1}, "faults": [], "document": {"cases": 3}, "checks": [1]}
 
     monkeypatch.setattr(checks, "run_measurement", measurement)
@@ -180,6 +183,7 @@ def test_vectors_run_in_a_separate_process(monkeypatch: pytest.MonkeyPatch) -> N
         "document": {"cases": 3},
         "checks": [1, 2],
     }
+    assert order == ["apart", "here"], "fleets change the environment"
     flags = ["-m", "a.module", "--clients", "b", "--json", "--parts", "vectors"]
     assert [list(command[1:]) for command in commands] == [flags]
     for parts in (("vectors",), ("twins",)):
