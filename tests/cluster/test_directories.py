@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from cluster.directories import (
@@ -66,6 +67,9 @@ def test_directories_of_running_processes_are_kept(tmp_path: Path) -> None:
     other, left = start_owner(tmp_path)
     # Its launcher was killed, but a process of its cluster still runs.
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, DIRECTORY_VARIABLE: str(left)})
+    # Popen returns before the kernel shows the environment of the new program.
+    while str(left).encode() not in Path(f"/proc/{child.pid}/environ").read_bytes():
+        time.sleep(0.001)
     kill(other)
     (foreign := tmp_path / "rf-another").mkdir()
     try:
