@@ -71,8 +71,12 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "cohere2-moe": Variant(settings=_DENSE_FIRST, vllm_keys=_COHERE_WINDOW, without=_LAYER_NORM),
     "cohere2-moe-sigmoid": Variant(vllm_keys=_COHERE_WINDOW),
     "deepseek-v2": Variant(settings=_LATENT_EPS),
+    # vLLM requires the number of groups of experts.
+    "deepseek-v2-lite": Variant(settings=_LATENT_EPS, vllm_keys={"n_group": 1, "topk_group": 1}),
     "deepseek-v3": _SIGMOID,
     "deepseek-halves": _SIGMOID,
+    # vLLM does not read ffn_hidden_size: its MLPs are four times as wide as the hidden state.
+    "falcon": Variant(settings={"ffn_hidden_size": 256}),
     # vLLM does not read mamba_norm_before_gate and projectors_bias.
     "falcon-h1-norm": Variant(settings={"mamba_norm_before_gate": False, "projectors_bias": False}),
     "glm4-moe-lite": Variant(
@@ -92,9 +96,23 @@ VARIANTS: Final[Mapping[str, Variant]] = {
             }
         }
     ),
-    "hy3": Variant(settings=_DENSE_FIRST, vllm_keys={"first_k_dense_replace": 1}),
+    # vLLM does not read attention_bias.
+    "hy3": Variant(
+        settings={**_DENSE_FIRST, "attention_bias": False},
+        vllm_keys={
+            "first_k_dense_replace": 1,
+            "expert_hidden_dim": 32,
+            "qk_norm": True,
+            "route_norm": True,
+        },
+    ),
     "lfm2": Variant(vllm_keys={"conv_dim": 64}),
     "minimax-m2": Variant(settings={"rotary_dim": 16}, vllm_keys={"scoring_func": "sigmoid"}),
+    # vLLM has no class for Ministral; without windows, it is Mistral.
+    "ministral": Variant(
+        settings={"layer_types": ["full_attention"] * 3},
+        vllm_keys={"architectures": ["MistralForCausalLM"], "sliding_window": None},
+    ),
     # vLLM reads the scaling of queries only in Mistral's own format.
     "ministral3": Variant(
         vllm_keys={"llama_4_scaling": {"original_max_position_embeddings": 32, "beta": 0.9}}
@@ -112,6 +130,9 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "olmoe": Variant(settings={"rms_norm_eps": 1e-5}),
     "qwen2": _FULL_ATTENTION,
     "qwen3": _FULL_ATTENTION,
+    "trinity": Variant(
+        vllm_keys={"score_func": "sigmoid", "n_group": 1, "topk_group": 1, "route_norm": True}
+    ),
 }
 """Variants, keyed by test checkpoint."""
 LEFT_OUT: Final = ("minicpm3",)
