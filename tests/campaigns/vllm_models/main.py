@@ -9,6 +9,7 @@ with vLLM's error. A family that differs needs a documented reason.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -38,8 +39,8 @@ _LATENT_SIZES: Final = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "head_dim":
 _LENGTHS: Final = (3, 29, 62, 110)
 _TOLERANCE: Final = 2e-4
 """Maximum difference of log-probabilities. In float32, equal models differ by 1e-6 to 5e-5."""
-_MIN_AGREEING: Final = 50
-"""Number of families on which both engines agreed when the campaign was written, rounded down."""
+_MIN_AGREEING: Final = 60
+"""Number of families on which both engines agreed in the last run, rounded down."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +78,7 @@ def run_vllm_models(options: VllmModelsOptions) -> Result:
             file = Path(directory, name, "vllm.json")
             found = json.loads(file.read_text()) if file.exists() else {"error": "it crashed"}
             if "error" in found:
-                errors[name] = found["error"].partition("\n")[0][:200]
+                errors[name] = " ".join(found["error"].split())[:300]
                 continue
             gaps[name] = max(map(largest_gap, own[name], found["outputs"]))
             note(f"{name}: {gaps[name]:.1e}")
@@ -116,19 +117,20 @@ def report(gaps: Mapping[str, float], errors: Mapping[str, str], *, is_whole: bo
 
 def largest_gap(own: Sequence[Mapping[int, float]], other: Mapping[str, Any]) -> float:
     """Largest difference between the engines' log-probabilities of the other engine's tokens, as
-    long as both chose the same ones; after a different choice, its distance to the best.
+    long as both chose the same ones; after a different choice, its distance to the best. Infinite
+    if one is NaN.
 
     Args:
         own: log-probabilities of all tokens at each position, given this engine's tokens before.
         other: "tokens" and "logprobs" of the other engine.
     """
-    largest = 0.0
+    gaps = [0.0]
     for mine, token, logprob in zip(own, other["tokens"], other["logprobs"], strict=True):
         best = max(mine, key=mine.__getitem__)
-        largest = max(largest, abs(mine[token] - logprob), mine[best] - mine[token])
+        gaps += abs(mine[token] - logprob), mine[best] - mine[token]
         if token != best:
             break
-    return largest
+    return math.inf if any(map(math.isnan, gaps)) else max(gaps)
 
 
 def _is_comparable(name: str) -> bool:

@@ -29,6 +29,8 @@ def outputs(folder: Path) -> list[dict[str, Any]]:
         skip_tokenizer_init=True,
         max_model_len=256,
         max_num_seqs=8,
+        max_num_batched_tokens=256,
+        num_gpu_blocks_override=256,
         enable_prefix_caching=False,
     )
     params = SamplingParams(
@@ -58,6 +60,7 @@ def main() -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # enforce_eager does not apply to single functions
     }
     from vllm.model_executor.models import registry
 

@@ -53,7 +53,9 @@ _UNUSED_SCALES = ("v_proj.v_scale", "v_scale")
 """Names of value scales that a checkpoint may have. They are unused: a latent is both key and
 value, and uses the keys' scale."""
 _EPS = 1e-6
-"""Epsilon of the norms within a model's attention, which config.json does not set."""
+"""Epsilon of the norms within a model's attention. DeepSeek's code and transformers do not read it
+from config.json. vLLM uses rms_norm_eps, which is 1e-5 in GLM 4.7 Flash, GLM 5 and Kimi K2.5.
+"""
 
 
 class DeepseekForCausalLM(Qwen3MoeForCausalLM):
