@@ -61,7 +61,7 @@ def _longrope(num_factors: int, **keys: float) -> dict[str, Any]:
         "original_max_position_embeddings": 256,
         **keys,
     }
-    return {"rope_parameters": rope}
+    return {"rope_parameters": rope, "original_max_position_embeddings": 256}
 
 
 VARIANTS: Final[Mapping[str, Variant]] = {
