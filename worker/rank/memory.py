@@ -207,7 +207,7 @@ def _default_host_pages(
     num_bytes = default_host_bytes(bound, num_ranks, num_pages * page_bytes)
     if group.rank == 0:
         logger.info(
-            "KV offloading: %.1f GiB of host memory per rank (%.1f of %.1f GiB of %s are free, half of "
+            "KV offloading: %.1f GiB of host memory per rank (%.1f of %.1f GiB of %s free, half of "
             "the total is reserved, %d GPUs share the rest); set --host-cache-gib to change it",
             *(num_bytes / 2**30, bound.free / 2**30, bound.total / 2**30, bound.source, num_ranks),
         )
