@@ -8,7 +8,7 @@
         ),
     )
 
-This module is in `cluster` because it subclasses a class of Ray, which gateways and policies do not
+This module is in `cluster` because it subclasses a Ray class, which gateways and policies do not
 import. rayfleet's deployments do not use it: their workers report cached blocks and load, while
 Serve only records which requests were sent to a replica and which have finished. The rest is
 assumed: replicas compute prompts at the given rate, and keep them in an LRU prefix cache of the

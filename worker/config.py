@@ -322,7 +322,7 @@ class LoraConfig:
             )
         names = [_lora_module(text).name for text in self.modules]
         if repeated := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"--lora-modules: the name {repeated[0]!r} is used more than once")
+            raise ValueError(f"--lora-modules: {repeated[0]!r} is used more than once: rename one")
 
     @property
     def folders(self) -> Mapping[str, str]:

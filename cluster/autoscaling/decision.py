@@ -22,9 +22,9 @@ _AMPLE = 0.6
 """Maximum utilization of the remaining workers, relative to the targets, at which the others are
 stopped after one downscale delay."""
 _JUST_ENOUGH_DELAYS = 4.0
-"""Number of downscale delays before workers are stopped (of upscale delays before starting workers
-are cancelled) if the remaining ones would be close to their targets: after a single delay, noise in
-the load would often start them again."""
+"""Number of downscale delays before workers are stopped if the remaining ones would be close to
+their targets: after a single delay, noise in the load would often start them again. Starts in
+progress are cancelled after as many upscale delays."""
 _MAX_BACKOFF = 8.0
 """Maximum factor by which the downscale delay is multiplied."""
 _TOO_EARLY_DELAYS = 2.0

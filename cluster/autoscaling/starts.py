@@ -43,7 +43,7 @@ class StartTimes:
         current ones that have already taken longer than that median. Before the first measurement,
         it is the age of the oldest start that is not stuck, and at least SHORT_S."""
         self._starts: list[_Start] = []
-        """Current starts, oldest first."""
+        """Starts in progress, oldest first."""
         self._took: deque[float] = deque(maxlen=_HISTORY)
         """Durations of the last measured starts in seconds."""
         self._newest_ready = -inf

@@ -183,7 +183,9 @@ def _suggestion(line: str) -> str:
 def _model_of(endpoint: Endpoint, options: GenerationOptions) -> str:
     names = endpoint.models()
     if not names:
-        raise ValueError(f"no model at {endpoint.base} is available to this API key")
+        raise ValueError(
+            f"no model at {endpoint.base} is available to this API key: use another --api-key"
+        )
     if options.model and options.model not in names:
         raise ValueError(
             f"no model {options.model!r} at {endpoint.base}: choose from {', '.join(names)}"

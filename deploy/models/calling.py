@@ -29,8 +29,8 @@ _QUESTIONS: Final = {"single": 40, "parallel": 15, "none": 20, "result": 25}
 """Number of held-out questions per family."""
 _SHARES: Final = {"functions": 0.42, "sums": 0.18, "plain": 0.4}
 """Shares of the kinds of conversations in the second phase. `sums` and `plain` are tasks of the
-first phase, included so that the model does not forget them; it forgets sums first. Sums are so
-short that they make up only 1/20 of the tokens; functions make up 2/3."""
+first phase, included so that the model does not forget them; it forgets sums first. `sums`
+is arithmetic, so short that it makes up only 1/20 of the tokens; functions make up 2/3."""
 _POLISHING_SHARES: Final = {
     "functions": 0.14,
     "sums": 0.14,

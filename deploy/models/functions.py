@@ -1,4 +1,4 @@
-"""Small functions that a client can declare: a calculator, a town register, a calendar and more.
+"""Small functions that a client can declare: a calculator, facts about towns, a calendar and more.
 
 Names, descriptions and parameters vary between declarations, so that a model must read them.
 """

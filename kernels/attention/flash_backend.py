@@ -1,7 +1,7 @@
 """FlashAttention 4 for rows with many queries, and Triton for all others.
 
 The library's kernels for Hopper and Blackwell read page tables and lengths on the device. They do
-not split the keys of a row, so short rows run on Triton.
+not split the keys of a row, so rows with few queries run on Triton.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ def _is_supported(head_dim: int, settings: AttentionSettings, major: int) -> boo
 class FlashAttention(CapturableBackend):
     """FlashAttention 4 for extends with at least `MIN_QUERIES` queries, otherwise Triton.
 
-    Steps with CUDA graphs, chunked attention and shorter rows run on Triton.
+    Triton runs shorter rows, chunked attention, and all rows of steps captured in CUDA graphs.
 
     Args:
         attend: the library's function.
-        others: backend for all other rows, which reads lengths on the device.
+        others: Triton backend for all other rows; must read lengths on the device.
         cap: soft cap of scores, as in AttentionSettings.
     """
 
@@ -112,7 +112,7 @@ class FlashAttention(CapturableBackend):
         self.captures_ragged = others.captures_ragged
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
-        """Plans long rows for the library, and others for Triton."""
+        """Plans rows with at least `MIN_QUERIES` queries for the library, and others for Triton."""
         is_long = [length >= MIN_QUERIES for length in metadata.query_lens_host]
         if metadata.is_chunked or metadata.query_start is None or not any(is_long):
             return self._others.plan(metadata)
@@ -130,7 +130,7 @@ class FlashAttention(CapturableBackend):
 class _Step:
     attend: Attend
     split: SplitExtends
-    """The step's extends, split into long rows and all others."""
+    """The step's extends, split into rows with at least `MIN_QUERIES` queries and all others."""
     others: AttentionStep | None
     """Planned attention of the other rows; None if there are none."""
     cap: float
@@ -145,7 +145,7 @@ class _Step:
         sinks: torch.Tensor | None = None,
         value_scale: float = 1.0,
     ) -> torch.Tensor:
-        """Computes long rows and others separately; arguments as in AttentionStep."""
+        """Computes the rows of both backends separately; arguments as in AttentionStep."""
         assert value_scale == 1.0, "FP8 caches are rejected when the backend is created"
         tokens, other_tokens = self.split.tokens, self.split.other_tokens
         if self.others is None or tokens is None or other_tokens is None:

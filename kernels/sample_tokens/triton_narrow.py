@@ -55,7 +55,7 @@ PARAMETERS = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"]
 
 
 class Narrowed(NamedTuple):
-    """Thresholds of rows that keep few tokens, and inputs of the histogram search in open rows (see
+    """Result of `narrow`: thresholds per row, and inputs of the histogram search in open rows (see
     `is_open`)."""
 
     thresholds: torch.Tensor

@@ -55,7 +55,7 @@ class PrefixScorePolicy(RoutingPolicy):
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
-        """The terms of the negative score; see RoutingPolicy.terms."""
+        """The score, negated, as a sum of terms; see RoutingPolicy.terms."""
         weights = self._weights
         free = workers.free_pages - workers.reserved_tokens / workers.page_size
         kv_free = 100.0 * np.maximum(free, 0.0) / np.maximum(workers.total_pages, 1.0)

@@ -34,23 +34,23 @@ class Bucket:
         self._per_minute = rate
 
     def left(self, now: float) -> float:
-        """Current content of the bucket; may be negative."""
+        """Current level of the bucket; may be negative."""
         grown = self._left + (now - self._at) * self._per_minute / MINUTE_S
         return min(self.capacity, grown)
 
     def set(self, left: float, now: float) -> None:
-        """Sets the content."""
+        """Sets the level."""
         self._left = left
         self._at = now
 
     def take(self, amount: float, now: float) -> None:
-        """Takes an amount, even if the content becomes negative."""
+        """Withdraws an amount; the level may become negative."""
         if self._per_minute:
             self._left = self.left(now) - amount
             self._at = now
 
     def wait_s(self, minimum: float, now: float) -> float:
-        """Seconds until the content is at least `minimum` and positive; 0 if it is already."""
+        """Seconds until the level is at least `minimum` and positive; 0 if it is already."""
         if not self._per_minute:
             return 0.0
         left = self.left(now)

@@ -63,7 +63,8 @@ class KeyFile:
         return self._entries
 
     def _has_changed(self) -> bool:
-        """Reads the files; returns whether they have changed and must be read again once stable."""
+        """Reads the files, and loads their keys if two consecutive reads agree; returns whether the
+        content is still changing, so that it must be read again soon."""
         try:
             texts = self._read()
         except OSError as error:

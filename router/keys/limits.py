@@ -59,7 +59,7 @@ class KeyLimits:
         self._counters: dict[str, KeyCounters] = {}
         """Counters of keys that this gateway owns or has owned."""
         self._lanes: dict[str, _Lane] = {}
-        """Reports in flight, by owner."""
+        """Senders of usage reports, by owner."""
         self._suspects: set[str] = set()
         """Gateways that did not respond within the last SUSPECT_S."""
         self._peers.handle_call(METHOD, self._handle)

@@ -61,8 +61,7 @@ _WRITTEN = {
     "true": {"type": "string"},
     "false": {"type": ["null", "boolean", "integer", "number", "array", "object"]},
 }
-"""Schema of a value by the attribute of its tag that distinguishes text ("true") from JSON
-("false")."""
+"""Schema of a value, by its tag's `string` attribute: "true" for text, "false" for JSON."""
 
 
 class TaggedArguments:

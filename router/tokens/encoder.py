@@ -293,8 +293,7 @@ class PromptEncoder:
         return await self._run(work, len(token_ids), owner)
 
     async def bad_words(self, sampling: SamplingParams) -> SamplingParams:
-        """Tokenizes `bad_words` of the parameters. Raises ApiError (400) for a word without
-        tokens."""
+        """Tokenizes `bad_words`. Raises ApiError (400) for a word without tokens."""
 
         def work() -> SamplingParams:
             try:
@@ -460,7 +459,8 @@ class ChatPrompt:
             problem = f"the chat template rejected the messages: {error}"
             raise bad_request(problem, "messages") from error
         except RecursionError as error:
-            raise bad_request("messages or tools are nested too deeply", "messages") from error
+            problem = "messages or tools are nested too deeply: simplify them"
+            raise bad_request(problem, "messages") from error
         return text
 
 

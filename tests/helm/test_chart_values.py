@@ -58,7 +58,7 @@ WRONG = {
     "one volume for two clusters": (["--set", "gcsFaultTolerance.enabled=true,gcsFaultTolerance.backend=rocksdb,gcsFaultTolerance.storage.claimName=c"], "open the files of the one that still serves"),
     "one Redis namespace for two clusters": (["--set", "gcsFaultTolerance.enabled=true,gcsFaultTolerance.redisAddress=r:1,gcsFaultTolerance.externalStorageNamespace=n"], "the state of the one that still serves"),
     "load balancer that the policy closes": (["--set", "service.type=LoadBalancer,allowOpenEndpoint=true"], "Set networkPolicy.clientCidrs"),
-    "node port that the policy closes": (["--set", "service.type=NodePort,allowOpenEndpoint=true"], "service.type NodePort: its traffic has the address of a node"),
+    "node port that the policy closes": (["--set", "service.type=NodePort,allowOpenEndpoint=true"], "service.type NodePort: its traffic has the source address of a node"),
     "autoscaler without its API server": (["--set", "networkPolicy.egress.restricted=true,autoscaler.enabled=true"], "Set networkPolicy.egress.apiServerCidrs"),
     "claim that no class fills": (["--set", "modelCache.persistent=true"], "modelCache.persistent needs storageClassName"),
     "secret that an old KubeRay drops": (["--set", "rayAuth.existingSecret=s", "--api-versions", "ray.io/v1/RayService"], "needs KubeRay 1.6"),

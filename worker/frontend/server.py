@@ -383,7 +383,11 @@ class WorkerFrontend:
         for submit in batch.submits:
             key = (submit.request_id, submit.attempt)
             if key in seen or submit.attempt <= attempts.get(submit.request_id, -1):
-                logger.warning("ignoring repeated submit", extra={"request_id": submit.request_id})
+                logger.warning(
+                    "ignoring duplicate submit (attempt %d)",
+                    submit.attempt,
+                    extra={"request_id": submit.request_id},
+                )
                 continue
             seen.add(key)
             kept.append(submit)

@@ -510,7 +510,7 @@ def _attention_inputs(
 def _split(
     parts: _Parts, positions: torch.Tensor, top_k: int
 ) -> tuple[_Parts, SparseInputs | None]:
-    """Separates the queries that attend to a selection of tokens from the rows of a step."""
+    """Splits off the queries of a step that use sparse attention."""
     rows = split_rows(*parts, positions, top_k)
     if rows is None:
         return parts, None

@@ -71,4 +71,6 @@ def _keep_freed_memory() -> None:
     32-row step.
     """
     if not keep_freed_memory(_KEEP_BYTES) and sys.platform.startswith("linux"):
-        logger.warning("malloc does not support keeping freed memory; steps will be slower")
+        logger.warning(
+            "malloc does not support keeping freed memory; steps will be slower: use glibc"
+        )

@@ -207,8 +207,8 @@ def _default_host_pages(
     num_bytes = default_host_bytes(bound, num_ranks, num_pages * page_bytes)
     if group.rank == 0:
         logger.info(
-            "KV offloading: %.1f GiB of host memory per rank (%.1f of %.1f GiB of %s free, half is "
-            "reserved, %d GPUs share the rest); set --host-cache-gib to change it",
+            "KV offloading: %.1f GiB of host memory per rank (%.1f of %.1f GiB of %s free, half of "
+            "the total is reserved, %d GPUs share the rest); set --host-cache-gib to change it",
             *(num_bytes / 2**30, bound.free / 2**30, bound.total / 2**30, bound.source, num_ranks),
         )
     return num_bytes // page_bytes

@@ -102,7 +102,7 @@ def recorded_sessions(file: Path, scale: float) -> Iterator[AgentSession]:
     except OSError as error:
         raise ValueError(f"cannot read --trace {file}: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"--trace {file} is not UTF-8 text") from error
+        raise ValueError(f"--trace {file} is not UTF-8 text: save it as UTF-8") from error
     missing = [name for name in _COLUMNS if rows and name not in rows[0]]
     if missing or not rows:
         what = f"column {missing[0]} is missing" if missing else "the file has no rows"

@@ -77,12 +77,11 @@ class AdmissionOptions(Comparison):
     """Random seed of the prompts."""
 
     def __post_init__(self) -> None:
-        sizes = (self.pairs, self.base_len, self.output_len, self.budget)
-        if min(sizes) < 1 or self.num_prompts < 4:
-            raise ValueError(
-                "--pairs, --base-len, --output-len and --budget must be at least 1, and "
-                f"--num-prompts at least 4, got {', '.join(map(str, sizes))} and {self.num_prompts}"
-            )
+        for name in ("pairs", "base_len", "output_len", "budget", "num_prompts"):
+            minimum = 4 if name == "num_prompts" else 1
+            if (value := getattr(self, name)) < minimum:
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} must be at least {minimum}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

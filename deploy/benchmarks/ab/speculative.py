@@ -2,7 +2,7 @@
 
 Two engines with the same model take turns processing the same requests. One of them drafts, from
 n-grams, a draft model, an MTP head or an EAGLE-3 head. The number of running requests is constant.
-A cell combines one number of running requests with one kind of prompt.
+Each cell is a combination of a number of running requests and a kind of prompt.
 
     ratio     tokens per second with drafts / without, by pair of runs
     min_ratio lowest of the upper bounds of the cells' confidence intervals of the ratio

@@ -70,7 +70,7 @@ def step_bytes(
 
     Args:
         model: dimensions of the model.
-        running: number of requests.
+        running: number of running requests.
         context: number of tokens that each request attends to.
         value_bytes: bytes per unquantized weight, key or value.
         ranks: number of tensor-parallel ranks.
@@ -138,11 +138,11 @@ def _cell(
 
 
 def summarise(turns: list[DecodeTurn], running: int, roofline_us: float) -> Result:
-    """Metrics at one number of requests: medians over the measurements.
+    """Metrics for one number of running requests: medians over the measurements.
 
     Args:
         turns: the measurements.
-        running: number of requests.
+        running: number of running requests.
         roofline_us: roofline of a step in microseconds.
     """
     wall = percentile([turn.wall_us for turn in turns], 50.0)

@@ -225,7 +225,10 @@ class _Publisher:
     def wait_for_subscriber(self) -> None:
         """Waits until Dynamo has subscribed; events sent before that are lost."""
         if not self._socket.poll(_LONG_S * 1000):
-            raise RuntimeError("Dynamo's selection service did not subscribe to its worker")
+            raise RuntimeError(
+                f"Dynamo's selection service did not subscribe to its worker within {_LONG_S:g} s: "
+                "see its log"
+            )
         self._socket.recv()
 
     def add(self, event: BlockEvent, tokens: BlockTokens) -> None:

@@ -51,7 +51,10 @@ class Vocabulary:
         self.ids = [i for i, text in texts.items() if re.fullmatch(r" [a-z]{2,}", text)]
         self._words = [texts[i] for i in self.ids]
         if len(self.ids) < 100:
-            raise ValueError("the tokenizer has fewer than 100 plain words that are a single token")
+            raise ValueError(
+                f"the tokenizer has only {len(self.ids)} lowercase words that are a single token, "
+                "but at least 100 are needed: use another --model"
+            )
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -114,7 +114,7 @@
 {{- with .ipBlock -}}{{- $addresses = append $addresses .cidr -}}{{- end -}}
 {{- end -}}
 {{- if and $policy.enabled (ne .Values.service.type "ClusterIP") (not $addresses) -}}
-{{- fail (printf "service.type %s: its traffic has the address of a node or of the client, but networkPolicy only admits pods. Set networkPolicy.clientCidrs, for example to the network of the nodes ([10.0.0.0/16])" .Values.service.type) -}}
+{{- fail (printf "service.type %s: its traffic has the source address of a node or of the client, but networkPolicy only admits pods. Set networkPolicy.clientCidrs, for example to the network of the nodes ([10.0.0.0/16])" .Values.service.type) -}}
 {{- end -}}
 {{- if and $policy.enabled $policy.egress.restricted .Values.autoscaler.enabled (not $policy.egress.apiServerCidrs) -}}
 {{- fail "networkPolicy.egress.restricted with autoscaler.enabled: Ray's autoscaler must reach the API server. Set networkPolicy.egress.apiServerCidrs to its addresses, each with /32 (`kubectl get endpointslices -n default -l kubernetes.io/service-name=kubernetes` lists them)" -}}

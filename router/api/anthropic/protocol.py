@@ -149,12 +149,13 @@ KNOWN = KnownFields(
         }
     ),
 )
-"""Unsupported fields of /v1/messages; `cache_control` is ignored, since all prompts are cached."""
+"""Fields of /v1/messages that are ignored or rejected. `cache_control` is ignored because all
+prompts are cached."""
 COUNTED = KnownFields(
     KNOWN.ignored
     | frozenset(MessagesRequest.__struct_fields__)
     - frozenset(CountTokensRequest.__struct_fields__),
     KNOWN.unsupported,
 )
-"""Unsupported fields of count_tokens, which ignores fields of MessagesRequest that do not affect
-the prompt."""
+"""Fields of count_tokens that are ignored or rejected. Fields of MessagesRequest that do not affect
+the prompt are ignored."""

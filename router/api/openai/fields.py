@@ -29,7 +29,7 @@ class UnsupportedField(NamedTuple):
 
 
 class KnownFields(NamedTuple):
-    """Body fields of an API that are not supported."""
+    """Body fields of an API that are ignored or rejected."""
 
     ignored: frozenset[str]
     """Fields that do not change the result."""
@@ -164,7 +164,7 @@ support."""
 RAYFLEET_OBJECTS = ("slo",)
 """Objects of this server's API, whose fields are checked even if the client uses beta features."""
 COMPLETIONS = KnownFields(IGNORED, REFUSED)
-"""Unsupported fields of /v1/chat/completions and /v1/completions."""
+"""Fields of /v1/chat/completions and /v1/completions that are ignored or rejected."""
 
 
 def check_supported(

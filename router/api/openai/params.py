@@ -230,7 +230,7 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
     if request.documents:
         if template is not None and not template.reads("documents"):
             raise bad_request(
-                "this model's chat template does not support documents: put them into a message",
+                "this model's chat template does not support documents: put them in a message",
                 "documents",
             )
         values = {**values, "documents": request.documents}

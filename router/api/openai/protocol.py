@@ -248,7 +248,7 @@ def json_object(body: CutJson) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not valid JSON: {error}") from error
     except RecursionError:
-        raise bad_request("the body is nested too deeply") from None
+        raise bad_request("the body is nested too deeply: simplify it") from None
     if not isinstance(fields, dict):
         raise bad_request("the body must be a JSON object")
     return fields

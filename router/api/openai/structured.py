@@ -99,4 +99,4 @@ def _convert(given: dict[str, Any], field: str) -> StructuredOutputsParams:
     except (ValueError, TypeError) as error:
         raise bad_request(f"{field}: {error}", field) from error
     except RecursionError as error:
-        raise bad_request(f"{field} is nested too deeply", field) from error
+        raise bad_request(f"{field} is nested too deeply: simplify it", field) from error

@@ -173,4 +173,4 @@ KNOWN = KnownFields(
     ),
     MappingProxyType(_OTHERS),
 )
-"""Unsupported fields of /v1/responses."""
+"""Fields of /v1/responses that are ignored or rejected."""

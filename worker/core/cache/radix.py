@@ -361,8 +361,8 @@ class RadixTree:
         self._push_leaf(parent)
 
     def _promote(self, node: Node, pages: list[int]) -> list[int]:
-        """Moves a run whose parent is on the device from host memory to `pages`; returns
-        its slots."""
+        """Changes a node in host memory, whose parent must be on the device, to refer to the
+        device pages `pages`; returns the host slots that it occupied."""
         parent = node.parent
         assert parent is not None
         assert not parent.on_host

@@ -11,7 +11,7 @@ RequestKey = tuple[str, int]
 
 
 class GuidedRequests:
-    """Grammar states of requests, which advance by the tokens of each step and provide the next
+    """Grammar states of requests, which accept the sampled tokens of each step and provide the next
     masks.
 
     Args:

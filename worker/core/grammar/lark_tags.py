@@ -20,6 +20,22 @@ _ESCAPES = 'nrbtf\\"'
 """Escape sequences allowed in JSON. Without code point escapes, a text can be written in only one
 way, so that no property name can be repeated as an additional property."""
 
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "value": ((str,), "a string"),
+    "json_schema": ((dict, bool), "a JSON schema"),
+    "style": ((str,), "a string"),
+    "max_whitespace_cnt": ((int, type(None)), "an integer"),
+    "elements": ((list,), "a list of formats"),
+    "begin": ((str,), "a string"),
+    "end": ((str, list), "a string or a list of strings"),
+    "tags": ((list,), "a list of tags"),
+    "separator": ((str,), "a string"),
+    "triggers": ((list,), "a list of strings"),
+}
+"""Types of the fields of formats, and their description for errors."""
+_LISTS: dict[str, type] = {"end": str, "tags": dict, "triggers": str}
+"""Types of the entries of lists; entries of `elements` are checked when they are written."""
+
 
 def lark_of(tag: Mapping[str, Any]) -> str:
     """Lark grammar of a structural tag in the current form.
@@ -58,12 +74,11 @@ class _Writer:
                 f"structural_tag: llguidance does not support type {kind!r:.80}: choose from "
                 f"{known}"
             )
+        _check(part, kind)
         try:
             return self._kinds[kind](part)
         except KeyError as error:
             raise GrammarError(f"structural_tag: {kind} requires the field {error}") from error
-        except (TypeError, AttributeError) as error:
-            raise GrammarError(f"structural_tag: a field of {kind} has the wrong type") from error
 
     def rule(self, body: str, options: str = "") -> str:
         """Adds a rule and returns its name."""
@@ -99,6 +114,7 @@ class _Writer:
 
     def _tag(self, part: Format, taken: int = 0) -> str:
         """Rule for a tag without the first `taken` characters of its begin text."""
+        _check(part, "tag")
         ends = part["end"] if isinstance(part["end"], list) else [part["end"]]
         content = self.expression(part["content"])
         closing = " | ".join(map(_literal, ends))
@@ -118,6 +134,8 @@ class _Writer:
         text = "/(?s:.*)/"
         calls = []
         for trigger in part["triggers"]:
+            for tag in part["tags"]:
+                _check(tag, "tag")
             begun = [tag for tag in part["tags"] if tag["begin"].startswith(trigger)]
             head = self.rule(f"{text} {_literal(trigger)}", "[lazy]")
             tags = " | ".join(self._tag(tag, len(trigger)) for tag in begun)
@@ -139,6 +157,21 @@ def json_options(max_whitespace: int | None) -> dict[str, object]:
     if max_whitespace is None:
         return {**options, "whitespace_flexible": False}
     return {**options, "whitespace_pattern": rf"[ \n\r\t]{{0,{max_whitespace}}}"}
+
+
+def _check(part: Format, kind: str) -> None:
+    """Raises GrammarError if a field of a format has the wrong type."""
+    for name, (types, expected) in _TYPES.items():
+        if name not in part:
+            continue
+        value = part[name]
+        entry = _LISTS.get(name, object)
+        if not isinstance(value, types) or (
+            isinstance(value, list) and not all(isinstance(item, entry) for item in value)
+        ):
+            raise GrammarError(
+                f"structural_tag: {name} of {kind} must be {expected}, got {value!r:.80}"
+            )
 
 
 def _literal(text: str) -> str:

@@ -129,7 +129,7 @@ class MatcherState:
         return masks + [b"\xff" * len(self.mask)] * (1 + len(drafts) - len(masks))
 
     def advance(self, token_id: int) -> GrammarProblem | None:
-        """Advances by a sampled token and computes the next mask. Returns a problem, or None if
+        """Accepts a sampled token and computes the next mask. Returns a problem, or None if
         there is none."""
         began = time.thread_time()
         try:

@@ -62,10 +62,10 @@ class GrammarAdvance(NamedTuple):
     is_refused: bool = False
     """Whether the grammar does not allow the last used token."""
     problem: GrammarProblem | None = None
-    """Reason why the grammar cannot continue after that token; None if it can."""
+    """Reason why the grammar cannot continue after the last used token; None if it can."""
     is_pending: bool = False
-    """Whether the grammar is slow and has yet to advance by that token; `Scheduler.provide` is
-    called afterwards."""
+    """Whether the grammar is slow and has not accepted the last used token yet; once it has,
+    `Scheduler.provide` is called."""
 
 
 class GrammarState(Protocol):
@@ -110,6 +110,6 @@ class GrammarState(Protocol):
         ...
 
     def advance(self, token_id: int) -> GrammarProblem | None:
-        """Advances by a sampled token and computes the next mask. Returns a problem, or None if
+        """Accepts a sampled token and computes the next mask. Returns a problem, or None if
         there is none."""
         ...

@@ -105,7 +105,8 @@ class DecodeDeferral:
 
     def withdraws(self, candidates: Deferrable, num_prompt_tokens: int, max_prompts: int) -> bool:
         """Whether the step must include its skipped decodes after all, because running prefills
-        found too few pages. The arguments are those of `decide`, after all rows are added.
+        found too few pages; if so, resets `num_steps`, the number of consecutive steps that skipped
+        decodes. The arguments are those of `decide`, after all rows are added.
 
         Pages are claimed row by row, so this is only known at the end. Without this check, the step
         could be empty.

@@ -61,7 +61,8 @@ class PrefixDeduplication:
         )
 
     def is_being_computed(self, request: Request) -> bool:
-        """Whether a running prefill will compute a large part of `request`'s tokens."""
+        """Whether a running prefill will compute a large part of `request`'s tokens; if so, records
+        that `request` waits for it."""
         if self.still_waits(request):
             return True
         cached = len(request.token_ids) - request.queue_entry.num_uncached
@@ -99,11 +100,11 @@ class PrefixDeduplication:
         return min(shared - self._min_tokens, by_part)
 
 
-def _num_shared(request: Request, other: Request, known: int) -> int:
-    """Number of leading tokens that `request` shares with the known tokens that `other` computes.
-    Their first `known` tokens must be equal."""
+def _num_shared(request: Request, other: Request, equal: int) -> int:
+    """Length of the common prefix of `request` and the tokens that `other` prefills, at most all
+    but the last token of `request`. The first `equal` tokens must be equal."""
     mine, others = request.token_ids, other.token_ids
-    low, high = known, min(len(mine) - 1, other.num_prefill)
+    low, high = equal, min(len(mine) - 1, other.num_prefill)
     if mine[low:high] == others[low:high]:
         return high
     while high - low > 1:  # equal up to low, but not up to high

@@ -106,8 +106,10 @@ class GrammarCompilers:
             return Verdict(problem="it is nested too deeply: simplify it")
         except ValueError as error:
             return Verdict(problem=shortened(f"it is malformed: {error}"))
-        except (TypeError, KeyError, AttributeError):
-            return Verdict(problem="it is malformed: a field is missing or has the wrong type")
+        except KeyError as error:
+            return Verdict(problem=shortened(f"it is malformed: {error} is missing: add it"))
+        except (TypeError, AttributeError):
+            return Verdict(problem="it is malformed: a field has the wrong type: fix it")
         return Verdict(backend=name, payload=payload)
 
 

@@ -145,7 +145,7 @@ class SharedExperts:
         config: the model's configuration, with experts.
         options: options of the model's layers.
         shared_size: intermediate size of the MLP.
-        names: names of the experts' parts in a checkpoint.
+        names: names of the MoE block's weights in a checkpoint.
     """
 
     needs_fp32: ClassVar[bool] = True
@@ -175,7 +175,7 @@ class SharedExperts:
 
 def build_experts(model: DecoderModel, names: MoeNames = _NAMES) -> tuple[FeedForward, str]:
     """Experts, with a shared MLP if `shared_intermediate_size` is not 0, and their checkpoint name
-    within the layer. `names` are the names of the experts' parts."""
+    within the layer. `names` are the names of the MoE block's weights."""
     size = int(model.extra("shared_intermediate_size"))
     if not size:
         return MoeMLP(model.config, model.options, names), "block_sparse_moe"

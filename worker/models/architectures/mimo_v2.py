@@ -41,8 +41,8 @@ class MiMoV2ForCausalLM(Qwen3MoeForCausalLM):
 
     @cached_property
     def _attention_names(self) -> AttentionNames:
-        """Names of the attention's parts. Even in sliding-window layers, a fused QKV tensor has as
-        many groups of heads as full-attention layers have KV heads."""
+        """Names of the attention's weights. Even in sliding-window layers, a fused QKV tensor has
+        as many groups of heads as full-attention layers have KV heads."""
         if not self.extra("is_fused"):
             return AttentionNames(sinks=_SINKS)
         return AttentionNames(

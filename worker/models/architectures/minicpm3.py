@@ -1,4 +1,4 @@
-"""MiniCPM3 (huggingface.co/openbmb): multi-head latent attention, and Granite's scales.
+"""MiniCPM3 (huggingface.co/openbmb): multi-head latent attention, and Granite's multipliers.
 
 Schema: `config/vendors/openbmb.py`.
 """

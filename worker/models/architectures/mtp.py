@@ -77,7 +77,7 @@ class MtpHead:
         self.layer_index = layer_index
         """Index of the head's layer among the model's."""
         self.further: tuple[MtpHead, ...] = ()
-        """Further heads, in order; each predicts one more token (`MtpConfig.further`)."""
+        """Additional heads, in order; each predicts one more token (`MtpConfig.further`)."""
         self.layer = layer
         """The head's decoder layer."""
         self.hidden_size = config.hidden_size
@@ -98,7 +98,7 @@ class MtpHead:
         )
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Weight slots for all tensors of this head and of further heads."""
+        """Weight slots for all tensors of this head and of the additional ones."""
         yield from self.embedding_norm.weight_slots(self.mtp.embedding_norm)
         yield from self.hidden_norm.weight_slots(self.mtp.hidden_norm)
         yield from self.projection.weight_slots("")
@@ -110,8 +110,8 @@ class MtpHead:
             yield from head.weight_slots()
 
     def process_after_loading(self, embedding: VocabParallelEmbedding) -> None:
-        """Packs the projection, the layer and the LM head of this head and of the further ones,
-        unless `native` holds the weights.
+        """Packs the projection, the layer and the LM head of this head and of the additional
+        ones, unless `native` holds the weights.
 
         Args:
             embedding: the model's embedding.

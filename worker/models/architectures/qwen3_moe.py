@@ -19,7 +19,7 @@ class Qwen3MoeForCausalLM(DecoderModel):
     """Llama's layers with experts in place of the MLP in most of them."""
 
     moe_names: ClassVar[MoeNames] = MoeNames()
-    """Names of the experts' parts in a checkpoint."""
+    """Names of the MoE block's weights in a checkpoint."""
 
     def build_layer(self, index: int) -> PreNormLayer:
         """Builds a layer with experts or with an MLP, as specified in config.json."""
@@ -35,8 +35,8 @@ class Qwen3MoeForCausalLM(DecoderModel):
 
     @cached_property
     def _stored_names(self) -> MoeNames:
-        """Names of the experts' parts; a checkpoint may stack all experts of a layer in two
-        tensors."""
+        """Names of the MoE block's weights in the checkpoint, which may stack all experts of a
+        layer in two tensors."""
         return as_stored(self.moe_names, self.config)
 
 

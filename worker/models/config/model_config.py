@@ -96,7 +96,8 @@ class ModelConfig:
     """Whether heads have attention sinks."""
     tie_word_embeddings: bool
     max_model_len: int
-    """Maximum sequence length, in tokens, for which the model is computed exactly."""
+    """Maximum sequence length, in tokens: the checkpoint's context length, or less if a longer one
+    would need attention that is not implemented, such as a sliding window."""
     max_model_len_reason: str
     """Keys of the checkpoint's files from which `max_model_len` is derived, for messages."""
     eos_token_ids: tuple[int, ...]
@@ -445,8 +446,8 @@ def _length_limit(
     canvas: CanvasConfig | None,
     pooler: PoolerConfig | None,
 ) -> tuple[int, str]:
-    """Maximum sequence length, in tokens, for which the model is computed exactly, and the keys
-    from which it is derived.
+    """Maximum sequence length, in tokens (see `ModelConfig.max_model_len`), and the keys from which
+    it is derived.
 
     Full attention is equal to windowed attention for sequences no longer than the window, and to
     dual-chunk attention for sequences no longer than the context of one chunk.

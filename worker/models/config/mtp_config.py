@@ -13,7 +13,7 @@ class MtpConfig:
     hidden state and the token's embedding, one decoder layer and a norm. It uses the model's
     embedding and, unless `lm_head` is set, the model's LM head.
 
-    Some checkpoints have further heads, each of which predicts one more token (`further`).
+    Some checkpoints have additional heads, each of which predicts one more token (`further`).
     """
 
     layer: str
@@ -42,15 +42,15 @@ class MtpConfig:
     """Whether the next prediction starts from the output of the final norm, rather than from its
     input."""
     further: tuple[MtpConfig, ...] = ()
-    """Further heads, in order: each reads the outputs of the head before it and predicts one more
-    token."""
+    """Additional heads, in order: each reads the outputs of the head before it and predicts one
+    more token."""
     skipped: tuple[str, ...] = ()
     """Name prefixes of tensors of the head that are not loaded: copies of the model's embedding and
     LM head."""
 
     @property
     def chain(self) -> tuple[MtpConfig, ...]:
-        """This head and the further ones."""
+        """This head and the additional ones."""
         return (self, *self.further)
 
     @classmethod

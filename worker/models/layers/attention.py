@@ -38,7 +38,7 @@ from worker.models.layers.wide_norm import WideQueryKeyNorm
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionNames:
-    """Names of the parts of an attention block in a checkpoint."""
+    """Names of the weights of an attention block in a checkpoint."""
 
     q: str = "q_proj"
     k: str = "k_proj"
@@ -65,7 +65,7 @@ class AttentionTraits:
     """How an attention block differs from Llama's."""
 
     names: AttentionNames = AttentionNames()
-    """Names of the block's parts in a checkpoint."""
+    """Names of the block's weights in a checkpoint."""
     scale: float | None = None
     """Factor applied to attention scores; None for head_dim ** -0.5."""
     rotates: bool = True

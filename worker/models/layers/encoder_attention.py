@@ -19,7 +19,7 @@ class EncoderAttention(Attention):
         options: options of the model's layers.
         layer_index: 0-based index of the layer.
         cos_sin: rotary table [positions, head_dim].
-        traits: names of the block's parts, and whether queries and keys have rotary embedding.
+        traits: names of the block's weights, and whether queries and keys have rotary embedding.
         distance: maximum distance of tokens that attend to each other; None for no limit.
     """
 

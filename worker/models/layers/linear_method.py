@@ -32,7 +32,7 @@ class LinearModule(NamedTuple):
     layer: object
     """The `Linear` layer, whose class this file does not import."""
     prefix: str
-    """Prefix of the names of the layer's parts in a checkpoint."""
+    """Prefix of the names of the layer's tensors in a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,7 +50,7 @@ class StackedNames:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeNames:
-    """Names of the parts of a mixture of experts in a checkpoint."""
+    """Names of the weights of an MoE block in a checkpoint."""
 
     router: str = "gate"
     bias: str = "gate.expert_bias"

@@ -31,14 +31,14 @@ R = TypeVar("R")
 
 SMALL_BYTES = 256 << 10
 """Maximum size in bytes of a one-shot all-reduce, and of any all-reduce without multicast: vLLM's
-limit for eight H100s (all_reduce_utils.py). Not measured here."""
+limit for eight H100s (all_reduce_utils.py). We have not measured it."""
 _MOST_BYTES = {
     9: {2: 64 << 20, 4: 32 << 20, 8: 64 << 20},
     10: {2: 8 << 20, 4: 32 << 20, 8: 128 << 20},
 }
 """Maximum size in bytes of an all-reduce on GPUs with multicast, by major compute capability and
-number of ranks. Above it, NCCL is faster in vLLM's measurements (all_reduce_utils.py). Not measured
-here."""
+number of ranks. Above it, NCCL is faster in vLLM's measurements (all_reduce_utils.py). We have
+not measured it."""
 _ALIGNMENT = 16
 """Number of bytes that a kernel thread loads at once."""
 _WORLD_SIZES = (2, 4, 8)

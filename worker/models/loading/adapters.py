@@ -271,7 +271,7 @@ class ModelAdapters:
 
 
 def _linears(model: DecoderModel) -> list[tuple[Linear, str]]:
-    """The linear layers that support adapters, each with the prefix of its parts' names.
+    """The linear layers that support adapters, each with the prefix of its tensors' names.
 
     A head for multi-token prediction has no such layers: it does not compute the step's tokens, and
     its predictions are only drafts.

@@ -145,7 +145,7 @@ class Block:
             self._destination.add_(self._offset)
 
     def equals(self, copy: torch.Tensor) -> bool:
-        """Whether the destination has the values of a copy."""
+        """Whether the destination already holds the values of `copy`, as returned by `read`."""
         return torch.equal(copy.to(self._destination), self._destination)
 
     def _advise(self, advice: str) -> None:

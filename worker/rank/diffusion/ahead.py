@@ -142,8 +142,8 @@ class BlocksAhead:
 
 
 class RoundAhead:
-    """One round ahead: `place` before the forward pass, `run` and `fetch` after it, and `add_to`
-    once its step has completed.
+    """A round launched ahead of the host's results. Call `place` before the forward pass, `run` and
+    `fetch` after it, and `add_to` once its step has completed.
 
     Args:
         ahead: the running blocks on the device.

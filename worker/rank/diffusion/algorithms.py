@@ -29,7 +29,7 @@ _POST_EDIT_STEPS, _FINISHED = 0, 1
 class Unmasking(DiffusionAlgorithm):
     """Base of the algorithms whose decided positions never change.
 
-    A block is done after the forward pass in which it has no undecided position.
+    A block is done after the forward pass that starts with no undecided position.
     """
 
     edits: ClassVar[bool] = False

@@ -124,7 +124,7 @@ class BlockTable:
         self._is_done = np.zeros(num_slots, dtype=np.bool_)
         """Whether the slot's block is done."""
         self._is_committed = np.zeros(num_slots, dtype=np.bool_)
-        """Whether the KV cache has the final tokens of a block that is done."""
+        """Whether the KV cache already contains the final tokens of a finished block."""
         self._has_ended = np.zeros(num_slots, dtype=np.bool_)
         """Whether the slot's block is done and has ended its request."""
         self._fresh = np.zeros(num_slots, dtype=np.bool_)

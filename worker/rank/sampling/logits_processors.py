@@ -96,7 +96,7 @@ class TokenMaskTable:
         self._min_tokens[slot] = params.min_tokens
 
     def gather(self, sampled: Sequence[SampledRow]) -> TokenMaskRows | None:
-        """Masked rows among the samples with processors; None if there are none."""
+        """The rows of `sampled` that have masks; None if there are none."""
         found = []
         for row in sampled:
             if (least := self._min_tokens.get(row.slot)) is not None:
@@ -187,7 +187,7 @@ class TokenEditTable:
         self._slots[slot] = _Edits(params.num_prompt, len(biases), len(words))
 
     def gather(self, sampled: Sequence[SampledRow]) -> EditRows | None:
-        """Edited rows among the samples with processors; None if there are none."""
+        """The rows of `sampled` that have edits; None if there are none."""
         found = [
             (
                 row.sample,
@@ -325,7 +325,7 @@ def penalizes(params: LogitsParams) -> bool:
 
 
 def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> PenaltyRows | None:
-    """Penalized rows among the samples with processors; None if there are none."""
+    """The rows of `sampled` that have penalties; None if there are none."""
     found = [row for row in sampled if penalizes(row.params)]
     if not found:
         return None

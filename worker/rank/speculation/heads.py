@@ -14,10 +14,10 @@ they have been sampled or are part of the prompt. Each cached position thus has 
 pair, except that the last position of a prefix hit may have been computed with the next token of
 another request. Pairs of drafts are overwritten by the next `follow`.
 
-If there are further heads, head k creates draft k. Instead of a hidden state of the model, it reads
-the output of head k - 1 at the previous position, or zeros at the first position and after a prefix
-hit. `follow` computes all heads. The pass for draft k computes head k and the heads after it, whose
-caches later passes read. The last head also continues from its own output.
+If there are additional heads, head k creates draft k. Instead of a hidden state of the model, it
+reads the output of head k - 1 at the previous position, or zeros at the first position and after a
+prefix hit. `follow` computes all heads. The pass for draft k computes head k and the heads after
+it, whose caches later passes read. The last head also continues from its own output.
 """
 
 from __future__ import annotations

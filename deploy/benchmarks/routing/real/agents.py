@@ -60,7 +60,7 @@ _FIELDS: Final = {
 
 
 class AgentFigures(msgspec.Struct, frozen=True):
-    """Metrics of one fleet at one number of sessions. Times are in seconds and include the wait at
+    """Metrics of one fleet for one number of sessions. Times are in seconds and include the wait at
     the gate."""
 
     turns_per_minute: float
@@ -209,7 +209,7 @@ def figures(ended: Sequence[TurnRecord], oldest_s: float, window_s: float) -> Ag
 
 
 def _turn(options: RealAgentOptions) -> AgentFigures:
-    """Starts a fleet and runs closed loops with one number of sessions."""
+    """Starts a fleet and runs closed loops for one number of sessions."""
     routing = RoutingConfig(max_session_wait_s=options.max_wait_s)
     with own_fleet(options.model, options.shape, 1.0, routing) as base_url:
         ended, oldest_s = uvloop.run(drive_agents(options, base_url))

@@ -11,6 +11,7 @@ from tests.support.worker.vocabularies import make_backend, make_state
 from worker.core.grammar.base import GrammarBackend, GrammarError
 from worker.core.grammar.exactness import inexact_keyword
 from worker.core.grammar.guidance_backend import GuidanceBackend
+from worker.core.grammar.lark_tags import lark_of
 from worker.protocol.structured import StructuredOutputsParams
 
 
@@ -129,6 +130,28 @@ def test_structural_tags_of_both_forms(name: str) -> None:
     for broken in ("[]", "{", '{"structures": [{}], "triggers": []}', '{"type": "x"}'):
         with pytest.raises(GrammarError, match="structural_tag"):
             backend.compile(params_of(broken))
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "const_string", "value": 5}, "value of const_string must be a string, got 5"),
+        ({"type": "sequence", "elements": "a"}, "elements of sequence must be a list of formats"),
+        (
+            {"type": "tag", "begin": "a", "content": {}, "end": [1]},
+            "end of tag must be a string or",
+        ),
+        ({"type": "triggered_tags", "triggers": ["a"], "tags": ["x"]}, "must be a list of tags"),
+        (
+            {"type": "triggered_tags", "triggers": ["a"], "tags": [{"begin": 4}]},
+            "begin of tag must be a string, got 4",
+        ),
+        ({"type": "json_schema", "json_schema": True, "max_whitespace_cnt": []}, "an integer"),
+    ],
+)
+def test_fields_of_structural_tags_with_wrong_types(part: dict[str, Any], message: str) -> None:
+    with pytest.raises(GrammarError, match=f"structural_tag: .*{message}"):
+        lark_of({"format": part})
 
 
 def params_of(tag: str) -> Any:

@@ -390,8 +390,8 @@ class Gemma3nConfig(FamilyConfig, kw_only=True):
             pattern = [0.95] * num_sparse + [0.0] * (count - num_sparse)
         if len(pattern) != count or not all(0 <= share < 1 for share in pattern):
             raise ValueError(
-                f"activation_sparsity_pattern = {short(pattern)} in config.json must have a number "
-                f"in [0, 1) for each of the {count} layers: fix it"
+                f"activation_sparsity_pattern = {short(pattern)} in config.json must have a "
+                f"sparsity in [0, 1) for each of the {count} layers: fix it"
             )
         self.activation_sparsity_pattern = pattern
 

@@ -97,8 +97,8 @@ class GraniteSWAConfig(GraniteConfig):
             self.layer_rope_theta = [table.get("rope_theta") or self.rope_theta] * count
         if len(thetas := self.layer_rope_theta) != count:
             raise ValueError(
-                f"layer_rope_theta = {short(thetas)} in config.json must have a number for each of "
-                f"the {count} layers: fix it"
+                f"layer_rope_theta = {short(thetas)} in config.json must have a rotary base for "
+                f"each of the {count} layers: fix it"
             )
 
     def layer_kind(self, index: int) -> str:

@@ -110,7 +110,8 @@ class LLaDA2MoeConfig(BailingMoeV2Config):
             )
         if not self.norm_topk_prob:
             raise ValueError(
-                "expert_capacity in config.json requires norm_topk_prob = true: fix it"
+                "norm_topk_prob in config.json must be true if expert_capacity is set: set it to "
+                "true"
             )
         return replace(
             moe,

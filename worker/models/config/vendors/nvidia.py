@@ -129,8 +129,8 @@ class NemotronHConfig(FamilyConfig):
         pattern, count = self.hybrid_override_pattern, self.num_hidden_layers
         if pattern is None:
             raise ValueError(
-                f"num_hidden_layers {count} in config.json requires hybrid_override_pattern or "
-                "layers_block_type: fix it"
+                "hybrid_override_pattern is missing from config.json: add it, or "
+                f"layers_block_type, with an entry for each of the {count} layers"
             )
         if len(pattern) != count or set(pattern) - set(_PATTERN):
             raise ValueError(

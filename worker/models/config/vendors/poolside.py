@@ -92,7 +92,7 @@ class LagunaConfig(FamilyConfig):
         if heads is not None and len(heads) != count:
             raise ValueError(
                 f"num_attention_heads_per_layer = {short(heads)} in config.json must have a number "
-                f"for each of the {count} layers: fix it"
+                f"of heads for each of the {count} layers: fix it"
             )
         dense = self.mlp_only_layers
         if dense is not None:

@@ -134,7 +134,7 @@ class Step3p5Config(FamilyConfig):
             limits = getattr(self, key)
             if limits is not None and len(limits) not in (count, count + self.next_layers()):
                 raise ValueError(
-                    f"{key} = {short(limits)} in config.json must have a number for each of the "
+                    f"{key} = {short(limits)} in config.json must have a limit for each of the "
                     f"{count} layers: fix it"
                 )
         if isinstance(sparse, str):
@@ -194,15 +194,17 @@ class Step3p5Config(FamilyConfig):
             "true_head_dim": self.head_size(),
         }
         heads = other.get("num_attention_heads", self.num_attention_heads)
-        if (
-            type(heads) is not int
-            or heads < 1
-            or any(other[key] != sizes.get(key) for key in other if key != "num_attention_heads")
-        ):
+        if type(heads) is not int or heads < 1:
             raise ValueError(
-                f"attention_other_setting = {short(other)} in config.json is not supported: it "
-                "must have the same head_dim and num_attention_groups as the other layers; use "
-                "another checkpoint"
+                f"num_attention_heads {short(heads)} of attention_other_setting in config.json "
+                "must be a positive integer: fix it"
+            )
+        wrong = [k for k in other if k != "num_attention_heads" and other[k] != sizes.get(k)]
+        if wrong:
+            expected = f"must be {sizes[wrong[0]]}" if wrong[0] in sizes else "must be omitted"
+            raise ValueError(
+                f"{wrong[0]} = {short(other[wrong[0]])} of attention_other_setting in config.json "
+                f"is not supported: it {expected}; use another checkpoint"
             )
         return self.num_sliding_attention_heads or heads
 
@@ -215,7 +217,7 @@ class Step3p5Config(FamilyConfig):
         return replace(first, further=tuple(further))
 
     def _head(self, number: int, kind: str) -> MtpConfig:
-        """The MTP head with index `number`, without further heads; `kind` is the type of its
+        """The MTP head with index `number`, without additional heads; `kind` is the type of its
         layer."""
         has_window = kind == SLIDING
         layer = f"model.layers.{self.num_hidden_layers + number}."

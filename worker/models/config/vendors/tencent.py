@@ -52,8 +52,8 @@ class HunYuanDenseV1Config(FamilyConfig):
         embedding, which does not depend on the sequence length."""
         if self.attention_head_dim not in (None, self.head_size()):
             raise ValueError(
-                f"attention_head_dim {self.attention_head_dim} in config.json must be the size of "
-                f"a head ({self.head_size()}): fix it"
+                f"attention_head_dim {self.attention_head_dim} in config.json must equal head_dim "
+                f"or hidden_size / num_attention_heads ({self.head_size()}): fix it"
             )
         key = "rope_scaling" if self.rope_scaling else "rope_parameters"
         table = dict(getattr(self, key) or {})
